@@ -16,7 +16,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::element::Element;
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::plan::{Epilogue, Problem};
 
@@ -131,14 +131,15 @@ pub(crate) fn check_len(
 /// An error unless the Rust types are those that were planned.
 pub(crate) fn check_types<A: Element, B: Element, D: Element>(problem: &Problem) -> Result<()> {
     let planned = problem.elements();
-    for (matrix, got, planned) in
-        [("A", A::TYPE, planned.a), ("B", B::TYPE, planned.b), ("D", D::TYPE, planned.d)]
-    {
-        if got != planned {
-            let remedy = "plan the problem with the element types of the operation";
-            let what = format!("the element type of {matrix}");
-            return Err(Error::mismatch(what, got, planned, remedy));
-        }
+    check_type::<A>("A", planned.a)?;
+    check_type::<B>("B", planned.b)?;
+    check_type::<D>("D", planned.d)
+}
+
+pub(crate) fn check_type<T: Element>(what: &str, planned: ElementType) -> Result<()> {
+    if T::TYPE == planned {
+        return Ok(());
     }
-    Ok(())
+    let remedy = "give the type that was planned, or plan with this one";
+    Err(Error::mismatch(format!("the element type of {what}"), T::TYPE, planned, remedy))
 }

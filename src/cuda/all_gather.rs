@@ -13,7 +13,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::{choose, without_product};
 use crate::cuda::movers::gather::joining::Purpose;
-use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
+use crate::cuda::movers::gather::{Begun, Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::sys::device::{Device, check_context};
 use crate::cuda::sys::stream_ops::{copy, refuse_capture};
@@ -55,7 +55,7 @@ use crate::plan::{MAX_DIMENSION, Operation, PlanOptions, Problem, check_aligned}
 pub struct AllGather {
     gatherer: Gatherer,
     /// The step that is under way, and its stream.
-    open: Option<(Step, Arc<CudaStream>)>,
+    open: Option<(Begun, Arc<CudaStream>)>,
 }
 
 impl AllGather {
@@ -76,10 +76,9 @@ impl AllGather {
         let options = &without_product(options).map_err(refuse)?;
         check_row_bytes(row_bytes).map_err(refuse)?;
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
-        let way = choose(options, &problem, obstacle.as_deref());
-        let way = way.map(|(way, _)| way);
+        let (way, _) = choose(options, &problem, obstacle.as_deref()).map_err(refuse)?;
         let (kind, operation) = ("all-gather", Operation::AllGather);
-        let purpose = Purpose { kind, tiling: Ok(tiling), operation, way, sums: None };
+        let purpose = Purpose { kind, tiling, operation, way, sums: None };
         let mut gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
         gatherer.note_products(0);
         Ok(AllGather { gatherer, open: None })

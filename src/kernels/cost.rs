@@ -38,35 +38,31 @@ pub(crate) fn most_splits(kernel: &Kernel, problem: &Problem) -> u32 {
 const ROWS_TOGETHER: u32 = 3072;
 
 /// Unit rows that sweep over the columns together: about [`ROWS_TOGETHER`] rows, and about equally many in each sweep.
-pub(crate) fn even_sweeps(kernel: &Kernel, problem: &Problem) -> u32 {
+fn even_sweeps(kernel: &Kernel, problem: &Problem) -> u32 {
     let unit_rows = kernel.tile.m * kernel.cluster.m;
     let all = problem.m().div_ceil(unit_rows);
     let sweeps = all.div_ceil((ROWS_TOGETHER / unit_rows).max(1));
     all.div_ceil(sweeps).max(1)
 }
 
-/// Rows and columns of what one cluster computes at a time.
-fn unit(kernel: &Kernel) -> [u64; 2] {
-    let extent = |tile: u32, cluster: u32| u64::from(tile) * u64::from(cluster);
-    [extent(kernel.tile.m, kernel.cluster.m), extent(kernel.tile.n, kernel.cluster.n)]
-}
-
-/// Every kernel that `serves` and fits on these SMs, with every number of slices.
-pub(crate) fn choices(
+/// The kernels that `serves` and that fit on these SMs, by their places.
+pub(crate) fn that_serve(
     kernels: &[Kernel],
-    problem: &Problem,
     sms: u32,
     serves: impl Fn(&Kernel) -> bool,
-) -> Vec<Choice> {
-    let fits = |kernel: &Kernel| serves(kernel) && kernel.cluster_size() <= sms;
-    (kernels.iter().enumerate())
-        .filter(|(_, kernel)| fits(kernel))
-        .flat_map(|(index, kernel)| {
-            let swizzle = even_sweeps(kernel, problem);
-            let splits = 1..=most_splits(kernel, problem);
-            splits.map(move |splits| Choice::new(index, swizzle, splits))
-        })
-        .collect()
+) -> Vec<usize> {
+    let fits = |index: &usize| serves(&kernels[*index]) && kernels[*index].cluster_size() <= sms;
+    (0..kernels.len()).filter(fits).collect()
+}
+
+/// Each of these kernels with every number of slices.
+pub(crate) fn choices(kernels: &[Kernel], problem: &Problem, of: Vec<usize>) -> Vec<Choice> {
+    let each = |index: usize| {
+        let swizzle = even_sweeps(&kernels[index], problem);
+        let splits = 1..=most_splits(&kernels[index], problem);
+        splits.map(move |splits| Choice::new(index, swizzle, splits))
+    };
+    of.into_iter().flat_map(each).collect()
 }
 
 /// The candidate with the least cost; among equals the one with the larger tile, then with fewer
@@ -222,9 +218,9 @@ impl Work {
         sweeps: u64,
         sms: u32,
     ) -> Self {
-        let [unit_m, unit_n] = unit(kernel);
-        let (units_m, units_n) =
-            (u64::from(problem.m()).div_ceil(unit_m), u64::from(problem.n()).div_ceil(unit_n));
+        let unit = kernel.tiling(1);
+        let units_m = u64::from(problem.m()).div_ceil(unit.unit_rows());
+        let units_n = u64::from(problem.n()).div_ceil(unit.unit_columns());
         let units = units_m * units_n;
         // Slices of a tile lie side by side (clusters_in_order in abi.cu).
         let clusters = clusters(kernel, sms);

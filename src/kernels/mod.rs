@@ -10,10 +10,12 @@ mod kernel;
 pub use cost::Choice;
 #[cfg(all(feature = "cuda", test))]
 pub(crate) use cost::cost;
+#[cfg(feature = "cuda")]
+pub(crate) use cost::most_splits;
 #[cfg(any(feature = "cuda", feature = "tune"))]
 pub(crate) use cost::ranked;
-pub(crate) use cost::{Work, beside, cheapest, choices, clusters_beside, sms_beside_push};
-#[cfg(feature = "cuda")]
-pub(crate) use cost::{even_sweeps, most_splits};
+pub(crate) use cost::{
+    Work, beside, cheapest, choices, clusters_beside, sms_beside_push, that_serve,
+};
 pub(crate) use kernel::kind;
 pub use kernel::{Kernel, all_kernels};

@@ -7,7 +7,7 @@ use super::machine::Machine;
 use super::{Estimate, estimate};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind};
+use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind, that_serve};
 use crate::plan::{
     Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Way,
 };
@@ -87,7 +87,7 @@ impl Setup {
             let remedy = "give the machine as many SMs as a GPU has";
             Error::check_range("the number of SMs", sms, least..=u32::MAX, remedy)?;
         }
-        let choices = choices(kernels, &part, sms, serves);
+        let choices = choices(kernels, &part, that_serve(kernels, sms, serves));
         let Some(choice) = cheapest(kernels, &part, &choices, sms) else {
             return Err(Error::Unsupported {
                 what: format!("the product {} on the GPU", kind(elements, layout, true)),

@@ -4,7 +4,7 @@
 
 use super::asked::{Anything, Asked, Fits};
 use super::entry::Multiplying;
-use crate::kernels::{Kernel, choices, ranked};
+use crate::kernels::{Kernel, choices, ranked, that_serve};
 use crate::plan::{Engine, Operation, Problem, SMALL_SHARD, Strategy, Way};
 use crate::predict::{Machine, Setup, estimate};
 
@@ -152,7 +152,7 @@ fn kernels_for(
     const SLOWER: f64 = 1.25;
     const SLICINGS: usize = 2;
     let serves = |kernel: &Kernel| kernel.computes(part);
-    let mut open = choices(kernels, part, sms, serves);
+    let mut open = choices(kernels, part, that_serve(kernels, sms, serves));
     open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
     let mut least = None;
     let mut all: Vec<Multiplying> = Vec::new();

@@ -19,7 +19,7 @@ use self::tuned::Open;
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
-use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
+use crate::cuda::movers::gather::{Begun, Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::product::held::{HeldStep, Rows};
 use crate::cuda::product::operands::Operands;
@@ -32,7 +32,7 @@ use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::stream_ops::{copy, refuse_capture};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, a_lens, check_len};
+use crate::fit::{ALL_ROWS, a_lens, check_len, check_type};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
 use crate::plan::{Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
@@ -126,32 +126,28 @@ impl AllGatherGemm {
         let advice = tuned::advise(tuning, device.info(), &open);
         let (asked, options, products) = (options.strategy, &advice.options, &advice.products);
         let strategy = options.strategy;
-        // What cannot be is refused below, where all ranks agree.
-        let chosen = choose(options, first, obstacle.as_deref());
-        let why = chosen.as_ref().map_or("", |(_, why)| why);
-        let way = chosen.map(|(way, _)| way);
-        let is_beside = |way: &Way| way.strategy == Strategy::Fused && first.ranks() > 1;
-        let beside = way.clone().ok().filter(is_beside);
+        let (way, why) = choose(options, first, obstacle.as_deref()).map_err(refuse)?;
+        let is_beside = way.strategy == Strategy::Fused && first.ranks() > 1;
         let planned: Result<Vec<_>> = (products.iter().enumerate())
             .map(|(index, (problem, gemm))| {
                 // Undecided, a step would be fused.
                 let part = strategy.unwrap_or_default().part_of(problem)?;
                 // Products behind the first begin when all is pushed.
-                let beside = beside.filter(|_| index == 0);
+                let beside = (is_beside && index == 0).then_some(way);
                 Product::plan_beside_push(device, &part, gemm, beside)
             })
             .collect();
-        let tiling = planned.as_ref().map(|products| products[0].tiling()).map_err(Error::clone);
+        let planned = planned.map_err(refuse)?;
+        let tiling = planned[0].tiling();
         // What a table has decided is in it, so that ranks with different tables notice.
         let kind = format!("all-gather + GEMM {asked:?} {products:?}");
         let operation = Operation::AllGatherGemm;
         let purpose = Purpose { kind: &kind, tiling, operation, way, sums: None };
         let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;
-        let products = planned?;
         let (why, way) = (advice.explain(why), gatherer.plan.way());
-        gatherer.note_products(products.iter().map(Product::occupied_sms).max().unwrap_or(0));
+        gatherer.note_products(planned.iter().map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
-        Ok(AllGatherGemm { gatherer, products, why })
+        Ok(AllGatherGemm { gatherer, products: planned, why })
     }
 
     /// What was planned: chunks, transfers, the largest problem.
@@ -223,10 +219,7 @@ impl AllGatherGemm {
     ) -> Result<()> {
         let (latest, problem) = (self.gatherer.latest(), self.planned().problem());
         let planned = problem.elements().a;
-        if A::TYPE != planned {
-            let (what, remedy) = ("the element type of the gathered A", "give what was planned");
-            return Err(Error::mismatch(what, A::TYPE, planned, remedy));
-        }
+        check_type::<A>("the gathered A", planned)?;
         let Some((step, buffer)) = latest.filter(|_| self.gatherer.is_latest_stream(stream)) else {
             let remedy = "copy A on the stream of its step, before another step in its memory and before graphs";
             return Err(Error::mismatch("the gathered A", "not available", "available", remedy));
@@ -361,7 +354,7 @@ impl AllGatherGemm {
     unsafe fn multiply(
         &self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         operands: &[RawOperands],
     ) -> Result<()> {
         for compute in &step.shape.computes {

@@ -10,32 +10,18 @@ use std::ops::Range;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::signals::{EPOCH_AT, SIGNALS_AT};
+use super::words::{
+    BEGUN_AT, EPOCH_AT, LAST_BUFFER_AT, LAST_USE_AT, MOST_SENDERS, OVER_AT, SENT_AT,
+    SENT_TOGGLES_AT, SIGNALS_AT, TOGGLE_EPOCH_AT, WORD,
+};
 use crate::cuda::sys::bindings::{OG_TOGGLE_SET, og_gather, og_push};
 use crate::cuda::sys::ffi::int;
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Scaling};
+use crate::plan::{BUFFERS, Engine, Partials, Plan, Scaling};
 
-const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
 const LINE: u32 = 32;
 const PAGE: u64 = 4096;
-
-/// 64 bits, looked at together with the stop words.
-pub(crate) const BEGUN_AT: u32 = 4;
-/// [`SENT_AT`] for steps with toggles.
-pub(crate) const SENT_TOGGLES_AT: u32 = 8;
-/// Words between the epoch and the signals.
-const OVER_AT: u32 = 40;
-const LAST_BUFFER_AT: u32 = 41;
-const LAST_USE_AT: u32 = 42;
-/// Holds what a toggle is set to: the epoch of those who look at toggles.
-pub(crate) const TOGGLE_EPOCH_AT: u32 = 44;
-/// Where anybody may write anything: to try the way.
-pub(crate) const SCRATCH_AT: u32 = 48;
-/// One for each stream that pushes.
-pub(crate) const SENT_AT: u32 = 52;
-pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {

@@ -1,6 +1,7 @@
 //! Where things lie, of one small problem whose ranks have 40, 0 and 60 rows.
 
 use super::*;
+use crate::cuda::exchange::words::SCRATCH_AT;
 use crate::cuda::sys::bindings::OG_MAX_SHARE_BITS;
 use crate::element::ElementType;
 use crate::plan::{MAX_BLOCKS, Operation, PlanOptions, Problem, Strategy};

@@ -7,7 +7,7 @@
 //!   signals between their GPUs, at points that the caller chooses;
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
 //!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
-//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
+//! - `words`: where the words at the beginning of that memory are; `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
 //!   `step_order`: the order of steps; `concurrent`: which may run at the same time; `shared_workspace`: memory that several operations use.
 
 pub(crate) mod chunk_table;
@@ -22,3 +22,4 @@ pub(crate) mod step_order;
 pub(crate) mod step_shape;
 pub(crate) mod symmetric;
 pub(crate) mod waiters;
+pub(crate) mod words;

@@ -41,6 +41,7 @@ use cudarc::driver::{CudaStream, result};
 use super::chunk_table::ChunkTable;
 use super::symmetric::SymmetricMemory;
 use super::waiters::{Failures, Waiter};
+use super::words::{EPOCH_AT, SIGNALS_AT, STOP_AT, WORD};
 use crate::cuda::sys::bindings::og_gemm_input;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{Input, kernels_built};
@@ -50,13 +51,6 @@ use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::plan::MAX_CHUNKS;
-
-/// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
-/// gather has more words between the epoch and the signals (`layout`).
-pub(crate) const STOP_AT: u32 = 0;
-pub(crate) const EPOCH_AT: u32 = 32;
-pub(crate) const SIGNALS_AT: u32 = 64;
-const WORD: u64 = size_of::<u32>() as u64;
 
 /// The signals of the chunks that arrive on one GPU, and the epoch that its steps expect.
 ///

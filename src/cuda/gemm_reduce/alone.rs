@@ -21,7 +21,7 @@ use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, check_len};
+use crate::fit::{ALL_ROWS, check_len, check_type};
 use crate::group::Group;
 use crate::plan::{Problem, Reduction, check_aligned};
 
@@ -162,7 +162,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let (m, own) =
             (shape.plan.problem().m(), shape.plan.output_rows(self.gatherer.group.rank()));
         let problem = &self.sums[0].problem;
-        let (sum, total) = (self.reduction.partials.element(), problem.elements().d);
+        let (sum, total) = (self.sum_type(), problem.elements().d);
         let bytes = |rows: u32, of: ElementType| {
             u64::from(rows) * u64::from(problem.n()) * u64::from(of.size())
         };
@@ -175,10 +175,6 @@ impl<const ALL: bool> Reduce<ALL, false> {
         unsafe { self.step(stream, &shape, Some(sums), &[call]) }
     }
 
-    fn sum_type(&self) -> ElementType {
-        self.reduction.partials.element()
-    }
-
     /// An error unless a slice has that type, that many packed rows, and is on this device.
     fn check_slice<T: Element>(
         &self,
@@ -187,10 +183,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         slice: &impl DeviceSlice<T>,
         rows: [u32; 2],
     ) -> Result<()> {
-        if T::TYPE != planned {
-            let (what, remedy) = (format!("the element type of {what}"), "give what was planned");
-            return Err(Error::mismatch(what, T::TYPE, planned, remedy));
-        }
+        check_type::<T>(what, planned)?;
         check_context(what, slice.stream().context(), self.gatherer.device.context())?;
         let [least, most] = rows.map(|rows| u64::from(rows) * u64::from(self.sums[0].problem.n()));
         check_len(what, slice.len(), least..=most, ALL_ROWS)

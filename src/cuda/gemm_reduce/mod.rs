@@ -32,7 +32,7 @@ use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::shard::Shard;
 use crate::cuda::product::{Product, check_alike, check_operands, check_size};
 use crate::cuda::sys::device::Device;
-use crate::element::Element;
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{
@@ -227,16 +227,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         };
         let adds_up = operation.products_add_up(way.strategy, way.engine);
         let sums = Self::plan_sums(device, products, way, adds_up, (columns, partials));
-        let tiling = |sums: &Vec<Sum>| {
-            let product = sums[0].product.as_ref();
-            product.map_or(PlanOptions::default().tiling, Product::tiling)
-        };
-        let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
+        let sums = sums.map_err(refuse)?;
+        let product = sums[0].product.as_ref();
+        let tiling = product.map_or(PlanOptions::default().tiling, Product::tiling);
         let kind = format!("{operation} {way:?} {products:?} {reduction:?}");
         let sent = Some((columns, partials));
-        let purpose = Purpose { kind: &kind, tiling, operation, way: Ok(way), sums: sent };
+        let purpose = Purpose { kind: &kind, tiling, operation, way, sums: sent };
         let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;
-        let sums = sums?;
         let products = sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
         gatherer.note_products(products.map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
@@ -277,6 +274,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         products.iter().map(sum).collect()
     }
 
+    /// The type of the sums that ranks send or read.
+    fn sum_type(&self) -> ElementType {
+        self.reduction.partials.element()
+    }
+
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
         &self.gatherer.plan
@@ -299,7 +301,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// [`CollectiveOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, why) = (self.way(), &self.why);
-        let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
+        let (chunks, partials) = (self.planned().chunks().len(), self.sum_type());
         let product = |product: &Product| product.explain(&product.problem);
         let products = self.sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
         format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")

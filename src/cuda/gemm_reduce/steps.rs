@@ -12,14 +12,14 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::{Reduce, Sum};
 use crate::cuda::movers::copy_engines::PartOfRows;
-use crate::cuda::movers::gather::Step;
+use crate::cuda::movers::gather::Begun;
 use crate::cuda::movers::gather::sums::Shot;
 use crate::cuda::product::Product;
 use crate::cuda::product::other_sums::OtherSums;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
-use crate::cuda::sys::stream_ops::Rows;
+use crate::cuda::sys::stream_ops::PitchedRows;
 use crate::error::{Error, Result};
 use crate::plan::{self, Activation, Engine, Lane, Problem, Word};
 
@@ -68,7 +68,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     pub(super) unsafe fn carry_out(
         &mut self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         calls: &[Call],
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
@@ -164,7 +164,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     unsafe fn exchange(
         &mut self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         shots: &[Shot; 2],
         calls: &[Call],
     ) -> Result<()> {
@@ -178,7 +178,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let total = self.totals(step, &rows, sum, call).or_else(|| {
             // A rank without rows of its own stores the others' totals.
             let to = call.totals.as_ref().filter(|_| step.shape.plan.has_two_shots())?;
-            let size = self.reduction.partials.element().size();
+            let size = self.sum_type().size();
             let sums = self.gatherer.sums(step, &(0..0), sum.column, size.into());
             Some(self.outputs(step, &(0..0), sum, to, sums))
         });
@@ -197,7 +197,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     unsafe fn reduce<'a>(
         &self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         rows: &Range<u32>,
         calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
         by_product: bool,
@@ -235,7 +235,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     }
 
     /// Where a chunk's totals are that the schedule moves: in each D. Empty if it moves sums, or nothing.
-    fn moved_totals(&self, step: &Step, of: &plan::Step, calls: &[Call]) -> Vec<PartOfRows> {
+    fn moved_totals(&self, step: &Begun, of: &plan::Step, calls: &[Call]) -> Vec<PartOfRows> {
         let (plan, rank) = (&step.shape.plan, self.gatherer.group.rank());
         let plan::Step::Move { chunk, .. } = *of else { return Vec::new() };
         if !plan.sends_totals(rank, plan.chunks().rank_of(chunk)) {
@@ -245,7 +245,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let part = |(sum, call): (&Sum, &Call)| {
             let (to, size) = (call.totals.as_ref()?, u64::from(sum.problem.elements().d.size()));
             let pitch = u64::from(sum.problem.ldd()) * size;
-            let from = Rows { start: to.d + first * pitch, pitch };
+            let from = PitchedRows { start: to.d + first * pitch, pitch };
             Some(PartOfRows { from, column: sum.column, bytes: u64::from(sum.problem.n()) * size })
         };
         self.sums.iter().zip(calls).filter_map(part).collect()
@@ -258,12 +258,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     unsafe fn store_totals(
         &self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         chunk: u32,
         calls: &[Call],
     ) -> Result<()> {
         let rows = step.shape.plan.chunks().rows(chunk);
-        let size = self.reduction.partials.element().size();
+        let size = self.sum_type().size();
         for (sum, call) in self.sums.iter().zip(calls) {
             let Some(to) = &call.totals else { continue };
             let arrived = self.gatherer.own_sums(step, rows.start, sum.column, size.into());
@@ -286,7 +286,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// none of them.
     fn totals(
         &self,
-        step: &Step,
+        step: &Begun,
         rows: &Range<u32>,
         sum: &Sum,
         call: &Call,
@@ -298,7 +298,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         if rows.is_empty() {
             return None;
         }
-        let size = self.reduction.partials.element().size();
+        let size = self.sum_type().size();
         let sums = self.gatherer.sums(step, &rows, sum.column, size.into());
         Some(self.outputs(step, &rows, sum, to, sums))
     }
@@ -306,13 +306,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// What becomes of these sums of some of the rows that this rank gets.
     fn outputs(
         &self,
-        step: &Step,
+        step: &Begun,
         rows: &Range<u32>,
         Sum { problem, options, .. }: &Sum,
         to: &RawOperands,
         sums: og_reduction,
     ) -> og_reduction {
-        let (sum_type, d_type) = (self.reduction.partials.element(), problem.elements().d);
+        let (sum_type, d_type) = (self.sum_type(), problem.elements().d);
         let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
         let first = step.shape.plan.output_rows(self.gatherer.group.rank()).start;
         let behind = u64::from(rows.start - first) * pitch;

@@ -10,14 +10,13 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::course::Course;
 use super::marks::{Marks, recorded};
-use crate::cuda::exchange::layout::{SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT};
-use crate::cuda::exchange::signals::{EPOCH_AT, SIGNALS_AT};
 use crate::cuda::exchange::step_shape::{Part, StepShape};
+use crate::cuda::exchange::words::{EPOCH_AT, SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT, SIGNALS_AT};
 use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{
-    Rows, copy, copy_rows, follow, is_capturing, let_go, record, synchronize, untimed_event, wait,
-    wait_for, write,
+    PitchedRows, copy, copy_rows, follow, is_capturing, let_go, record, synchronize, untimed_event,
+    wait, wait_for, write,
 };
 use crate::error::Result;
 use crate::plan::{Lane, Step, Word};
@@ -25,7 +24,7 @@ use crate::plan::{Lane, Step, Word};
 /// Some columns of rows that are sent: where they are, and where they begin and how long they are in a row, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartOfRows {
-    pub(crate) from: Rows,
+    pub(crate) from: PitchedRows,
     pub(crate) column: u64,
     pub(crate) bytes: u64,
 }
@@ -148,7 +147,7 @@ impl CopyEngines {
                 }
                 let lands_at = layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
                 for PartOfRows { from, column, bytes } in totals {
-                    let to = Rows { start: peer + lands_at + column, pitch: layout.pitch };
+                    let to = PitchedRows { start: peer + lands_at + column, pitch: layout.pitch };
                     // SAFETY: there, memory of the layout; here the caller's D, which it has vouched for.
                     unsafe { copy_rows(stream, to, *from, *bytes, piece.rows as u64) }?;
                 }

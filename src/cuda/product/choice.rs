@@ -10,7 +10,7 @@
 
 use super::options::GemmOptions;
 use crate::error::{Error, Result};
-use crate::kernels::{Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
+use crate::kernels::{Choice, Kernel, cheapest, choices, kind, most_splits};
 use crate::plan::Problem;
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
@@ -47,17 +47,11 @@ fn candidates(
         serving.iter().map(|&index| most_splits(&kernels[index], problem)).max().unwrap_or(1);
     let remedy = "cut K into no more slices than a kernel can, nor than K has steps";
     Error::check_range("the number of splits", options.splits.unwrap_or(1), 1..=most, remedy)?;
-    let mut all = Vec::new();
-    for index in serving {
-        let kernel = &kernels[index];
-        let swizzle = options.swizzle.unwrap_or_else(|| even_sweeps(kernel, problem));
-        kernel.tiling(swizzle).check()?;
-        let most = most_splits(kernel, problem);
-        let splits = match options.splits {
-            Some(splits) => splits..=splits.min(most),
-            None => 1..=most,
-        };
-        all.extend(splits.map(|splits| Choice { kernel: index, swizzle, splits }));
+    let mut all = choices(kernels, problem, serving);
+    all.retain(|choice| options.splits.is_none_or(|splits| choice.splits == splits));
+    for choice in &mut all {
+        choice.swizzle = options.swizzle.unwrap_or(choice.swizzle);
+        kernels[choice.kernel].tiling(choice.swizzle).check()?;
     }
     Ok(all)
 }

@@ -30,7 +30,7 @@ pub(crate) unsafe fn copy(
 
 /// Rows in memory: where the first is, and the bytes from one to the next.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows {
+pub(crate) struct PitchedRows {
     pub(crate) start: CUdeviceptr,
     pub(crate) pitch: u64,
 }
@@ -41,8 +41,8 @@ pub(crate) struct Rows {
 /// Both are memory of that many rows, and stay until the stream is through.
 pub(crate) unsafe fn copy_rows(
     stream: &CudaStream,
-    to: Rows,
-    from: Rows,
+    to: PitchedRows,
+    from: PitchedRows,
     bytes: u64,
     count: u64,
 ) -> Result<()> {

@@ -10,8 +10,8 @@ use cudarc::driver::{CudaStream, result};
 
 use super::Gatherer;
 use crate::cuda::exchange::shared_workspace::SharedWorkspace;
-use crate::cuda::exchange::signals::EPOCH_AT;
 use crate::cuda::exchange::waiters::other_layout;
+use crate::cuda::exchange::words::EPOCH_AT;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::stream_ops::{is_capturing, synchronize};
 use crate::error::{Error, Result};

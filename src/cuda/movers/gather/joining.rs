@@ -35,11 +35,11 @@ use crate::sync::lock;
 pub(crate) struct Purpose<'a> {
     /// In words, the same on all ranks.
     pub(crate) kind: &'a str,
-    /// How the rows will be read, or why they cannot be.
-    pub(crate) tiling: Result<Tiling>,
+    /// How the rows will be read.
+    pub(crate) tiling: Tiling,
     pub(crate) operation: Operation,
-    /// How it is carried out, or why it cannot be.
-    pub(crate) way: Result<Way>,
+    /// How it is carried out.
+    pub(crate) way: Way,
     /// What a reduction sends: the columns of all products together, and their type.
     pub(crate) sums: Option<(u32, Partials)>,
 }
@@ -198,7 +198,6 @@ fn plan(
     purpose: &Purpose<'_>,
     options: &CollectiveOptions,
 ) -> Result<Planned> {
-    let tiling = purpose.tiling.clone()?;
     if problem.ranks() != group.ranks() {
         let remedy = "plan for as many ranks as the group has";
         let (got, expected) = (problem.ranks(), group.ranks());
@@ -214,8 +213,8 @@ fn plan(
             remedy: "ask for them in an all-gather + GEMM with Scaling::Rows",
         });
     }
-    let Way { strategy, engine, pieces } = purpose.way.clone()?;
-    let (operation, pieces) = (purpose.operation, Some(pieces));
+    let Way { strategy, engine, pieces } = purpose.way;
+    let (operation, tiling, pieces) = (purpose.operation, purpose.tiling, Some(pieces));
     let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
     let plan = match purpose.sums {
         Some((columns, _)) if columns != problem.n() => plan.of_several_products(),
@@ -248,14 +247,13 @@ mod tests {
     struct Asks {
         kind: &'static str,
         m: u64,
-        tiling: Result<Tiling>,
+        refused: Option<Error>,
         reaches: u8,
     }
 
     impl Default for Asks {
         fn default() -> Self {
-            let tiling = Ok(PlanOptions::default().tiling);
-            Asks { kind: "all-gather", m: 64, tiling, reaches: REACHED }
+            Asks { kind: "all-gather", m: 64, refused: None, reaches: REACHED }
         }
     }
 
@@ -266,10 +264,11 @@ mod tests {
             let obstacle = obstacle_by(group, &group.rank().to_string(), reach, LIMIT)?;
             let options = CollectiveOptions::default().with_strategy(Strategy::Fused);
             let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
-            let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
-            let (kind, tiling) = (asks.kind, asks.tiling.clone());
-            let chosen = choose(&options, &problem, obstacle.as_deref());
-            let way = chosen.map(|(way, _)| way);
+            let refuse = |error| Gatherer::refuse(group, &options, error);
+            let problem = problem.map_err(refuse)?;
+            asks.refused.clone().map_or(Ok(()), Err).map_err(refuse)?;
+            let (way, _) = choose(&options, &problem, obstacle.as_deref()).map_err(refuse)?;
+            let (kind, tiling) = (asks.kind, PlanOptions::default().tiling);
             let operation = Operation::AllGatherGemm;
             let purpose = Purpose { kind, tiling, operation, way, sums: None };
             let settled = settle(group, &problem, &purpose, &options);
@@ -312,7 +311,7 @@ mod tests {
     #[test]
     fn a_rank_that_is_refused_says_why_and_the_other_hears_it() {
         let why = Error::out_of_range("the number of stages", 9, 1, 4, "ask for fewer");
-        let refused = Asks { tiling: Err(why.clone()), ..Asks::default() };
+        let refused = Asks { refused: Some(why.clone()), ..Asks::default() };
         let [other, own] = settled([Asks::default(), refused]).map(Result::unwrap_err);
         assert_eq!(own.to_string(), why.to_string());
         assert!(matches!(other, Error::Aborted { rank: 0, .. }), "{other}");

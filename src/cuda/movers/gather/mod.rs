@@ -35,10 +35,10 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
 use crate::cuda::exchange::concurrent::Concurrent;
-use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::signals::{Signals, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
 use crate::cuda::exchange::waiters::Waiter;
+use crate::cuda::exchange::words::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
 use crate::cuda::movers::copy_engines::{CopyEngines, PartOfRows};
 use crate::cuda::movers::course::Course;
@@ -75,7 +75,7 @@ pub(crate) struct Gatherer {
 }
 
 #[derive(Debug)]
-pub(crate) struct Step {
+pub(crate) struct Begun {
     pub(crate) shape: Arc<StepShape>,
     pub(crate) buffer: u32,
     /// Row 0 of what this rank sends, or others read: in its buffer, or of the caller's sums.
@@ -165,7 +165,7 @@ impl Gatherer {
         shape: &Arc<StepShape>,
         own: OwnRows,
         follower: Follower,
-    ) -> Result<Step> {
+    ) -> Result<Begun> {
         if let Some(cause) = &self.failed {
             return Err(Error::over(self.group.rank(), cause));
         }
@@ -204,7 +204,7 @@ impl Gatherer {
         let (toggled, tells_product) = (false, false);
         let has_begun = reads_sums && !operation.is_alone() && may_repeat_buffer;
         let plain =
-            Step { shape: Arc::clone(shape), buffer, own_rows, toggled, tells_product, has_begun };
+            Begun { shape: Arc::clone(shape), buffer, own_rows, toggled, tells_product, has_begun };
         if reads_sums && !has_begun {
             self.poison_sums(stream, buffer)?;
             return Ok(plain);
@@ -253,7 +253,7 @@ impl Gatherer {
         // which waits for its streams; every rank has memory where the layout says.
         unsafe { ffi::gather_begin(&words, &begin, stream) }?;
         self.course.advance();
-        let step = Step { toggled, tells_product, ..plain };
+        let step = Begun { toggled, tells_product, ..plain };
         if !by_kernel {
             self.course.note_begun(stream)?;
             // Sums have to be computed first.
@@ -299,7 +299,7 @@ impl Gatherer {
     /// Enqueues a step of the schedule, if its lane is one of those that push; `totals`: as for [`CopyEngines::push`].
     pub(crate) fn push(
         &mut self,
-        step: &Step,
+        step: &Begun,
         lane: Lane,
         of: &plan::Step,
         totals: &[PartOfRows],
@@ -322,7 +322,7 @@ impl Gatherer {
     /// themselves. Only a step outside of graphs waits while there are some: a graph may follow that begins with the same buffer,
     /// and this rank's rows come there before the graph's first step begins. A reduction computes its sums after that; one of the
     /// caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
-    pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
+    pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Begun) -> Result<()> {
         let capturing = is_capturing(stream)?;
         if step.toggled && capturing {
             self.copies.leave(stream)?;
@@ -370,7 +370,7 @@ impl Gatherer {
 
     /// How the product that follows the step's beginning on the stream waits for the rows. Those that follow this
     /// product wait for its end: [`Input::after_another`].
-    pub(crate) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
+    pub(crate) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Begun) -> Result<Input<'a>> {
         let limit = self.limit(is_capturing(stream)?);
         // `begin` is before it on the stream, and lets it start when all that is older has ended, or at once where the
         // caller has promised that nothing of that writes B, and no kernel pushes.
@@ -394,7 +394,7 @@ impl Gatherer {
     pub(crate) fn await_rows(
         &self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         compute: &Compute,
     ) -> Result<()> {
         if self.nccl.is_some() {
@@ -405,7 +405,7 @@ impl Gatherer {
         runs.try_for_each(|slots| self.await_slots(stream, step, slots))
     }
 
-    fn await_slots(&self, stream: &Arc<CudaStream>, step: &Step, slots: &og_slots) -> Result<()> {
+    fn await_slots(&self, stream: &Arc<CudaStream>, step: &Begun, slots: &og_slots) -> Result<()> {
         // Perhaps from another thread than the step began on: makes the context current.
         self.signals.begin(stream)?;
         let mut words = self.words(is_capturing(stream)?);

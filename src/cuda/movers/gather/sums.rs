@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::{Gatherer, Step};
-use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
-use crate::cuda::exchange::signals::EPOCH_AT;
+use super::{Begun, Gatherer};
+use crate::cuda::exchange::words::{EPOCH_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
@@ -43,7 +42,7 @@ impl Gatherer {
     pub(crate) fn await_sums(
         &self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         awaited: &[(u32, u32)],
     ) -> Result<()> {
         let runs = self.slots_of(step, awaited);
@@ -51,7 +50,7 @@ impl Gatherer {
     }
 
     /// The slots of the sums of a chunk and a rank each.
-    fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<og_slots> {
+    fn slots_of(&self, step: &Begun, awaited: &[(u32, u32)]) -> Vec<og_slots> {
         let (layout, plan) = (&self.part.layout, &step.shape.plan);
         let slot_of = |chunk, from| layout.signal_slot(plan, chunk, from);
         runs(awaited, self.group.rank(), slot_of)
@@ -65,7 +64,7 @@ impl Gatherer {
     pub(crate) unsafe fn exchange(
         &mut self,
         stream: &Arc<CudaStream>,
-        step: &Step,
+        step: &Begun,
         [sums, totals]: &[Shot; 2],
         total: Option<&og_reduction>,
     ) -> Result<()> {
@@ -108,7 +107,7 @@ impl Gatherer {
 
     /// What is sent and signalled, or signalled alone, in the schedule's order; chunks that lie side by side, here and at their
     /// receiver, are one run. Only in a test's schedule is a chunk sent and not signalled.
-    fn sent_runs(&self, step: &Step, Shot { sent, signalled, .. }: &Shot) -> Vec<og_sums_run> {
+    fn sent_runs(&self, step: &Begun, Shot { sent, signalled, .. }: &Shot) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
         let unsent = signalled.iter().filter(|of| !sent.contains(of));
         let mut runs: Vec<og_sums_run> = Vec::new();
@@ -130,7 +129,7 @@ impl Gatherer {
     }
 
     /// The totals that other ranks send, of these chunks; those that lie side by side are one run.
-    fn stored_runs(&self, step: &Step, chunks: &[u32]) -> Vec<og_sums_run> {
+    fn stored_runs(&self, step: &Begun, chunks: &[u32]) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
         let mut runs: Vec<og_sums_run> = Vec::new();
         for &chunk in chunks {
@@ -153,7 +152,7 @@ impl Gatherer {
     /// them is left to the caller.
     pub(crate) fn sums(
         &self,
-        step: &Step,
+        step: &Begun,
         rows: &Range<u32>,
         column: u64,
         size: u64,
@@ -180,7 +179,13 @@ impl Gatherer {
     }
 
     /// This rank's sums alone, from row `first` on; or the totals that have come in their place.
-    pub(crate) fn own_sums(&self, step: &Step, first: u32, column: u64, size: u64) -> og_reduction {
+    pub(crate) fn own_sums(
+        &self,
+        step: &Begun,
+        first: u32,
+        column: u64,
+        size: u64,
+    ) -> og_reduction {
         let (part, layout) = (&self.part, &self.part.layout);
         let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
         og_reduction {
