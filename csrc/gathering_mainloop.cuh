@@ -39,7 +39,7 @@ struct RecordTable {
 #endif
 };
 
-// What the loads need of each tile beside CUTLASS's own parameters and the table of chunks.
+// What the loads need to know of a launch beside the descriptors and the table of chunks.
 struct GatherParams {
     int32_t m = 0;
     // The other operand was there before this kernel started: see og_gemm_operands.
@@ -55,8 +55,8 @@ struct GatherParams {
     RecordTable records;
 };
 
-// `Base` is MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
-// A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
+// `Base` is MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's A, or its B if the kernel computes D
+// transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {
 public:

@@ -69,7 +69,7 @@ struct GemmSm90 {
     using StoreOf = TileStore<ElementD, Tile, kTransposed, kLeast, kGroupsM, kGroupsN, kClusterN, kBuffers>;
     static constexpr int kOtherBytes =
         int(sizeof(typename StoreOf<2>::SharedStorage) + sizeof(typename StoreOf<2>::Vectors)) + kBlockWaitsBytes;
-    // A stage and its two barriers. Shared memory is counted as CUTLASS does, in parts of 128 bytes.
+    // A stage and its two barriers. Shared memory is counted in parts of 128 bytes.
     static constexpr int kStageBytes = kTileK * (int(cute::size<0>(Tile{})) * int(sizeof(First)) + kWidest * int(sizeof(Second))) +
                                        2 * int(sizeof(uint64_t));
     static constexpr int kStages = (kSharedCapacity / 128 - (kOtherBytes + 127) / 128) * 128 / kStageBytes;

@@ -4,7 +4,8 @@
 // What belongs here: TMA descriptors of such an operand, and the loads of one tile. The blocks of a cluster that need the
 // same rows load a part each, for all of them. TMA fills rows outside an operand with zeros, but slowly: 16 bytes a cycle.
 // A tile of 128 rows of which 104 lie outside took 1.4 times as long as a whole one, and with it all blocks that share its
-// operands. So a tile that reaches beyond the last row has a descriptor of its own, for just the rows that exist.
+// operands. So a tile that reaches beyond the last row has a descriptor of its own, for just the rows that exist. An operand
+// across K has none: there TMA fills what is missing.
 //
 // Invariant: a row that is not loaded belongs to a row (or column) of D that is not stored; what shared memory held there
 // before reaches no other. A stage's barrier expects the bytes that all blocks load of that tile, no more. Where clusters have
@@ -38,7 +39,7 @@ struct RowCounts {
     // Of a tile, where launches differ in it.
     int32_t tile_rows = 0;
     // Rows that each block loads of the last tile, and the number of blocks that load any; 0 if the last tile is whole, or
-    // nearly.
+    // nearly, and across K.
     int32_t rest_rows = 0;
     int32_t rest_blocks = 0;
 };
@@ -58,7 +59,7 @@ struct TileRows {
     static constexpr int kPartElements = kRowBytes / int(sizeof(Element));
     static constexpr int kParts = (kAcross ? kRows / kSharers : kDepth) / kPartElements;
     static_assert(kDepth % kPartElements == 0 && kRows % kSharers == 0);
-    static_assert(!kAcross || (!kVaries && kRows / kSharers % kPartElements == 0));
+    static_assert(!kAcross || (!kVaries && kDepth == kPartElements && kRows / kSharers % kPartElements == 0));
     // Tiles that vary have any multiple of eight rows.
     static_assert(!kVaries || 8 % kSharers == 0);
     // Fewer rows outside are filled with zeros: that costs less time than the tile's multiplications take.

@@ -1,7 +1,8 @@
 //! The memory of a shared workspace: no more than the largest operation takes, for operations that come and go; and which may not
 //! share.
 //!
-//! What belongs here: what planning and dropping operations does. Steps of different ones: `shared_workspace`.
+//! What belongs here: what planning and dropping operations does; steps of different ones: `shared_workspace`. Invariant: a refusal
+//! ends nothing.
 
 use std::sync::Arc;
 

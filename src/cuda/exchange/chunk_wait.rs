@@ -59,8 +59,8 @@ pub struct ChunkWait {
 pub struct KernelInput<'a>(Input<'a>);
 
 impl ChunkWait {
-    /// For A of `problem`, which arrives in `chunks`, at most [`MAX_AWAITED_CHUNKS`](crate::cuda::MAX_AWAITED_CHUNKS); those of `pivot_rank`
-    /// are expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in
+    /// For A of `problem`, which arrives in `chunks`, at most [`MAX_AWAITED_CHUNKS`](crate::cuda::MAX_AWAITED_CHUNKS); those of
+    /// `pivot_rank` are expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in
     /// slot c · spans + s.
     pub fn plan(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<Self> {
         ChunkWait::check(problem, chunks, pivot_rank)?;

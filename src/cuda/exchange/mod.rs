@@ -7,8 +7,9 @@
 //!   signals between their GPUs, at points that the caller chooses;
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
 //!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
-//! - `words`: where the words at the beginning of that memory are; `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
-//!   `step_order`: the order of steps; `concurrent`: which may run at the same time; `shared_workspace`: memory that several operations use.
+//! - `words`: where the words at the beginning of a rank's memory are; `layout`: where everything of a gather lies; `step_shape`:
+//!   what stays the same between steps with the same rows; `step_order`: the order of steps; `concurrent`: which may run at the
+//!   same time; `shared_workspace`: memory that several operations use.
 
 pub(crate) mod chunk_table;
 pub(crate) mod chunk_wait;

@@ -85,8 +85,8 @@ pub(crate) fn comparable(text: String) -> String {
     format!("{start} … ({} bytes, number {:016x})", text.len(), fnv1a(&text))
 }
 
-/// An error on all ranks unless all plan the same, but on a refused rank, which has its own error. The group lives on: what is
-/// wrong is wrong with a call.
+/// Unless all plan the same, an error on every rank but a refused one, which has its own. The group lives on: what is wrong is
+/// wrong with a call.
 pub(crate) fn agree(
     group: &Group,
     own: std::result::Result<String, &Error>,

@@ -1,8 +1,8 @@
-//! Where the words are with which the memory of a gather or a reduction begins, the same on all ranks.
+//! Where the words are with which a rank's memory of a gather or a reduction begins, and that of `Signals` alone.
 //!
-//! What belongs here: offsets in words, in their order. Invariant: nothing overlaps; words that different ranks write are in
-//! lines of their own, words of 64 bits at even offsets. Signals lie behind these words, the rest of the layout behind those
-//! (`layout`).
+//! What belongs here: offsets in words, in their order, the same on all ranks. Invariant: nothing overlaps; words of 64 bits are at
+//! even offsets; the stop words, the epoch and the signals begin lines. Other ranks write to none of the words before the signals
+//! but `SCRATCH_AT`, in planning. The rest of the layout lies behind the signals (`layout`).
 
 use crate::plan::MAX_STREAMS;
 

@@ -188,9 +188,9 @@ impl Device {
     /// not tell. Where there are fewer GPUs than local ranks, these take them in turn; that is refused unless the options allow
     /// several ranks on one GPU.
     pub fn join(options: &GroupOptions) -> Result<(Arc<Group>, Device)> {
+        let local_rank = Launch::from_env()?.local_rank as usize;
         // A launcher may show each process no GPU but its own.
-        let visible = devices()?.len().max(1);
-        let device = Device::open(Launch::from_env()?.local_rank as usize % visible)?;
+        let device = Device::open(local_rank % devices()?.len().max(1))?;
         let group = Group::from_env(&options.clone().device(&device.bus_id()?))?;
         Ok((Arc::new(group), device))
     }

@@ -1,4 +1,4 @@
-//! Planning a gather: what one rank decides, what all have to agree on, and the memory that they share.
+//! Planning an operation: what one rank decides, what all have to agree on, and the memory that they share.
 //!
 //! Invariant: what is wrong with a call is found on every rank before anything is made, and leaves the group
 //! as it was; what goes wrong after that is sent to all ranks, which would wait. In every operation ranks come
@@ -31,7 +31,7 @@ use crate::group::Group;
 use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Tiling, Way};
 use crate::sync::lock;
 
-/// What a gather is for.
+/// What is planned.
 pub(crate) struct Purpose<'a> {
     /// In words, the same on all ranks.
     pub(crate) kind: &'a str,

@@ -319,9 +319,9 @@ impl Gatherer {
     }
 
     /// Ends a step. Its end on `stream` does not wait for this rank's pushes, in a graph neither: the next steps do by
-    /// themselves. Only a step outside of graphs waits while there are some: a graph may follow that begins with the same buffer,
-    /// and this rank's rows come there before the graph's first step begins. A reduction computes its sums after that; one of the
-    /// caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
+    /// themselves. Once a step was captured, a gather's step outside of graphs does wait: a graph may follow that begins with the
+    /// same buffer, and this rank's rows come there before the graph's first step begins. A reduction's sums come later, and a
+    /// reduction of the caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Begun) -> Result<()> {
         let capturing = is_capturing(stream)?;
         if step.toggled && capturing {
