@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Collective: every rank plans the same. From here on the ranks reach each other's memory.
     let options = CollectiveOptions::default();
-    // A promise: B, a weight, was written, and that has ended, before the first step.
+    // A promise: all writes to B, a weight, have ended before the first step.
     let gemm = GemmOptions::default().with_constant_b(true);
     let mut layer = AllGatherGemm::plan(&group, &device, &problem, &options, &gemm)?;
     if rank == 0 {

@@ -59,7 +59,8 @@ pub struct AllGather {
 }
 
 impl AllGather {
-    /// `rows[r]` rows of `row_bytes` bytes, a multiple of 16, from rank r: the most of any step.
+    /// Collective, with equal arguments. Blocks until all ranks have planned. Rank r has `rows[r]` rows of `row_bytes` bytes, a
+    /// multiple of 16. A step may divide the rows otherwise among the ranks, but may not have more in total.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -84,17 +85,17 @@ impl AllGather {
         Ok(AllGather { gatherer, open: None })
     }
 
-    /// Where this rank's rows of the next step belong, and how many bytes there is room for. What writes
-    /// there comes after the latest step on its stream.
+    /// The address and the size in bytes of the slot for this rank's rows of the next step. Steps alternate between two slots: ask
+    /// before each step, with its `rows`. A kernel that writes there must follow the latest step in the order of that step's stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
 
-    /// A whole step, in the order of `stream`: gathers this rank's rows, `shard`, and all others', and copies them into `all`,
-    /// in the order of the ranks. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so that the
-    /// buffers of the most rows serve every step. After a step that fails, `all` is undefined: [`AllGather::check`] says so.
+    /// Enqueues a whole step on `stream` and returns: gathers all ranks' rows and copies them to `all`, in rank order. `shard` has
+    /// this rank's rows. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so buffers for the largest step
+    /// serve every step. A failed step leaves `all` undefined: [`AllGather::check`] returns the error.
     ///
-    /// Where the copy costs too much, and in graphs: [`AllGather::start`] and [`AllGather::finish`].
+    /// To avoid the copy, and in graphs, use [`AllGather::start`] and [`AllGather::finish`].
     pub fn enqueue<T: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -131,13 +132,15 @@ impl AllGather {
     }
 
     /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (`None`: in their
-    /// slot). `rows`: those of every rank in this step, the same on all (default: as planned). All steps are
-    /// on one stream, or the caller changes it between steps; once one was captured, it stays.
+    /// slot). `rows[r]` is the number of rows of rank r in this step, the same on all ranks (`None`: as planned). Each step may use
+    /// another stream until one is captured: that one uses the stream of the step before, and all later steps stay on it.
     ///
     /// # Safety
     /// `shard` is this device's memory of as many bytes as the slot has, and is left alone until the step
     /// has ended. This value outlives every graph that has a step of it, and such graphs are launched on
-    /// the stream of its other steps.
+    /// the stream of its other steps. Between this call and [`AllGather::finish`] no capture of the stream
+    /// begins or ends, and no graph is launched that has a step of this operation or of another one in the
+    /// same workspace: the rows could be that step's.
     pub unsafe fn start(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -160,8 +163,8 @@ impl AllGather {
         Ok(())
     }
 
-    /// Ends the step: what comes next on `stream`, the stream of its start, finds all rows at the address
-    /// that is returned, until the next step starts.
+    /// Makes `stream`, the stream of [`AllGather::start`], wait for all ranks' rows, and returns their address without waiting.
+    /// Later work on `stream` may read them there until the next step starts.
     pub fn finish(&mut self, stream: &Arc<CudaStream>) -> Result<CUdeviceptr> {
         let Some((step, begun)) = &self.open else {
             let remedy = "start a step before it is finished";
@@ -181,7 +184,7 @@ impl AllGather {
         Ok(self.gatherer.gathered(buffer).0)
     }
 
-    /// Waits for `stream`, and says whether all went well: [`AllGather::check`].
+    /// Blocks until all work on `stream` has ended, then returns what [`AllGather::check`] returns.
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.gatherer.synchronize(stream)
     }
@@ -191,7 +194,8 @@ impl AllGather {
         self.gatherer.check()
     }
 
-    /// Ends the operation, here and on all other ranks.
+    /// Ends this operation, its group and the group's other operations, on all ranks: steps under way give up. From another
+    /// thread: [`Group::abort`].
     pub fn abort(&mut self, reason: &str) {
         self.gatherer.abort(reason);
     }

@@ -152,12 +152,12 @@ impl AsyncGemm {
         self.products[0].records()
     }
 
-    /// Enqueues the product on `stream` and returns. It waits on the device, for the signals of the
-    /// epoch that [`Signals::advance`] has begun. It takes addresses alone: `cudarc` would let
-    /// the product wait for everything that was enqueued on A before, and nothing would overlap.
+    /// Enqueues the product on `stream` and returns. On the device, the product waits for the signals of the
+    /// epoch that [`Signals::advance`] began. The call takes addresses only: with slices, `cudarc` would make
+    /// the product wait for all earlier work on A, and nothing would overlap.
     ///
-    /// A product that gives up (a limit, an abort) ends all the same; [`Signals::check`] says so once
-    /// the stream is through, and D is undefined.
+    /// After a timeout or an abort the product still ends, with D undefined: [`Signals::check`] returns the
+    /// error when the stream's work has ended.
     ///
     /// # Safety
     /// As for [`Gemm::enqueue_raw`](crate::cuda::Gemm::enqueue_raw), except that the chunks of A (and their

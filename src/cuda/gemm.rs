@@ -93,10 +93,9 @@ impl Gemm {
     /// While `cudarc` tracks events (its default), it also makes `stream` wait for the last use of
     /// each buffer on other streams.
     ///
-    /// Any thread and any stream may call. Products that cut K into slices share a workspace, and
-    /// follow one another even on several streams. Once such a product was captured into a graph, the
-    /// plan stays with the stream of the capture, and the graph is launched there; the plan's memory is never
-    /// freed then.
+    /// Any thread may call it, with any stream of the device but the per-thread default stream. If the plan cuts K into slices, its
+    /// calls share one workspace and run one after the other, also on several streams. A capture of such a call must be on the
+    /// stream of the call before; all later calls and the graph's launches stay on it, and the workspace is never freed.
     pub fn enqueue<A: Element, B: Element, D: Element>(
         &self,
         stream: &Arc<CudaStream>,

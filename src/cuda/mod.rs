@@ -30,9 +30,9 @@
 //!
 //! # Memory and streams of other libraries
 //!
-//! Calls with slices take any `cudarc` slice or view of the device, such as that of a candle tensor, also where other code has opened the
-//! `CudaContext`: all of them are the device's primary context. `cudarc` makes a slice and a stream of raw ones. Their owner keeps
-//! the memory until the step has ended, and the stream until the operations that used it are dropped:
+//! Calls with slices take any `cudarc` slice or view on the device, for example a candle tensor's. Other code may have opened its
+//! `CudaContext`: every one stands for the device's primary context. `cudarc` wraps raw addresses as slices and a raw stream as a
+//! `CudaStream`. The owner keeps the memory until the step has ended, and the stream until the operations that used it are dropped:
 //!
 //! ```no_run
 //! use overlap_gemm::cuda::cudarc::driver::{CudaSlice, sys};

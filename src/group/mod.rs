@@ -187,15 +187,16 @@ impl Group {
         seated.into_iter().map(|group| group.complete(Instant::now(), shared.limit)).collect()
     }
 
-    /// This process as a rank of its launcher's group: torchrun, mpirun, srun or
-    /// `overlap-gemm launch` ([`Launch::read`]).
+    /// Joins the group of this process's launcher: torchrun, mpirun, srun or `overlap-gemm launch`
+    /// ([`Launch::read`]). Blocks until all ranks have joined; [`GroupOptions::limit`] is the timeout.
     pub fn from_env(options: &GroupOptions) -> Result<Group> {
         let launch = Launch::from_env()?;
         let secret = Secret::find(|name| std::env::var_os(name))?;
         Group::meet(&launch, &secret, options)
     }
 
-    /// This process as a rank of the group of `launch`, which has its number and the address of rank 0.
+    /// Joins the group that `launch` describes: this process's rank and the address of rank 0. Blocks as
+    /// [`Group::from_env`] does.
     pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
         check_seat(launch.rank, launch.ranks, options)?;
         check_length("the job's name", &launch.job)?;
@@ -351,9 +352,9 @@ impl Group {
         }
     }
 
-    /// Calls `alarm` once, on a thread of its own, when the group ends before its time: not when ranks
-    /// leave, this one or others. A death that comes after rank 0 has left is noticed by nobody: let rank 0
-    /// leave last, after a [`barrier`](Group::barrier) perhaps.
+    /// Calls `alarm` once, on another thread, when the group ends, or has ended, by a failure or an abort. A
+    /// rank that leaves does not end it by itself. Once rank 0 has left, no rank notices that another one
+    /// dies: let rank 0 leave last, for example after a [`barrier`](Group::barrier).
     pub fn on_end(&self, alarm: impl FnOnce(&Error) + Send + 'static) {
         let (rank, mut alarm) = (self.rank, Some(alarm));
         let alarm = move |news: &News| {
@@ -366,8 +367,8 @@ impl Group {
         self.inbox.watch(Watcher { wanted: Box::new(|| true), alarm: Box::new(alarm) });
     }
 
-    /// Calls `alarm` for every other rank that leaves properly, with its number, on a thread of its own; also for
-    /// those that have left already. `whom` is dropped some time after its last other holder.
+    /// Calls `alarm` on another thread with the number of every other rank that leaves, or has left, by dropping its
+    /// [`Group`]. The group keeps a weak reference to `whom`: the calls end when its last `Arc` is dropped.
     ///
     /// A leave does not end the group: only what needs that rank fails. Leaves after the group's end are not
     /// reported, nor those after rank 0's, whose store is gone. One alarm is called at a time, so it should be quick.

@@ -209,10 +209,12 @@ pub enum Engine {
     /// NCCL, loaded at run time: the engine between GPUs that do not reach each other's memory, on several machines, for
     /// example. It signals nothing before all rows have arrived, so it works with [`Strategy::Sequential`] only.
     ///
-    /// Its kernels know no timeout: timeouts apply where the operation's `synchronize` waits, once for each step begun
-    /// since the last call. Any other wait on the stream can hang as long as a rank is stuck. Beginning a step takes
-    /// some 50 µs of the host's time (not in graphs). A step with other rows than the step before makes the ranks agree
-    /// on the host, so its beginning waits for the others.
+    /// Its kernels have no timeout. Only the operation's `synchronize` has one: the sum of the timeouts of all steps
+    /// enqueued since its last call, and `steady` at least. The steps of a graph count when they are captured, not when
+    /// the graph is launched: call `synchronize` before the launches since its last call take longer than its timeout.
+    /// Any other wait on the stream can hang as long as a rank is stuck. Enqueuing a step takes some 50 µs of the host's
+    /// time (not in graphs). If a step's rows differ from those of the step before, enqueuing it also blocks the host
+    /// until all ranks have come to it.
     Nccl,
 }
 
@@ -320,7 +322,7 @@ pub struct Way {
     pub strategy: Strategy,
     /// The engine that moves the rows.
     pub engine: Engine,
-    /// Chunks a shard.
+    /// Chunks per shard.
     pub pieces: u32,
 }
 

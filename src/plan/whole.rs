@@ -59,7 +59,7 @@ impl PlanOptions {
         PlanOptions { engine, ..self }
     }
 
-    /// Chunks a shard.
+    /// Chunks per shard.
     #[must_use]
     pub const fn with_pieces(self, pieces: u32) -> Self {
         PlanOptions { pieces: Some(pieces), ..self }

@@ -44,11 +44,11 @@ use crate::tune::Tuning;
 /// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates two buffers for the
 /// gathered A on each rank.
 ///
-/// A product that waits for rows keeps its SMs, so two such products on two streams could each keep out what the other waits for.
-/// Where two steps of a group do not fit on the GPU together, the one that is enqueued later waits for the earlier. All ranks enqueue
-/// steps in the same order, on all streams taken together. To run steps at the same time, give each product a limit
-/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)). Operations of different groups, and graphs, are not ordered: give
-/// their products limits, or let one stream wait for the other.
+/// A product that waits for rows keeps its SMs, so two such products on two streams could deadlock across ranks. If two steps of a
+/// group do not fit on the GPU together, the later one therefore waits, on the GPU, for the earlier one. All ranks must enqueue the
+/// steps of all operations and streams of the group in the same order. To run steps at the same time, limit each product's SMs
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)). The library does not order steps of different groups, nor graph
+/// launches: limit their products' SMs, or make one stream wait for the other.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -62,7 +62,7 @@ use crate::tune::Tuning;
 /// let stream = device.new_stream()?;
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
 /// let options = CollectiveOptions::default();
-/// let gemm = GemmOptions::default().with_constant_b(true); // weights: written, and that has ended, before the first step
+/// let gemm = GemmOptions::default().with_constant_b(true); // weights: all writes have ended before the first step
 /// let mut layer = AllGatherGemm::plan(&group, &device, &problem, &options, &gemm)?;
 /// println!("{}", layer.explain());
 ///
@@ -86,7 +86,8 @@ pub struct AllGatherGemm {
 }
 
 impl AllGatherGemm {
-    /// Collective, with equal arguments. Returns when all ranks have planned.
+    /// Collective, with equal arguments. Blocks until all ranks have planned; the timeout is `options.timeouts.first`, or the
+    /// workspace's. A call that is refused on one rank fails on all, and the group lives on. A timeout or a failed allocation ends it.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -197,21 +198,23 @@ impl AllGatherGemm {
             + &products.collect::<String>()
     }
 
-    /// The address and the size in bytes of the slot for this rank's rows of the next step, with pitch `lda`. A kernel that
-    /// writes there must follow the latest step on its stream.
+    /// The address and the size in bytes of the slot for this rank's rows of the next step, with row stride `lda`. Steps alternate
+    /// between two slots: ask before each step, with its `rows`. A kernel that writes there must follow the latest step in the
+    /// order of that step's stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
 
-    /// The gathered A of the latest step, rows `lda` apart, and its row scales, 0 if none are gathered. In the order of the stream
-    /// it stays until the next step.
+    /// The addresses of the latest step's gathered A, with row stride `lda`, and of its row scales (0 if none are gathered). Work on
+    /// the step's stream may read both until the next step. `None` before the first step, and in a shared workspace after a step of
+    /// another operation. The latest step is the one that was enqueued or captured last: for a graph's steps, ask in the capture.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
         self.gatherer.latest().map(|(_, buffer)| self.gatherer.gathered(buffer))
     }
 
-    /// Copies the gathered A of the latest step to `to`, rows `lda` apart, for what needs it after the next step, such as the
-    /// gradient of the weights; row scales are not copied. `stream` is that of the step. Once a step was captured this is refused:
-    /// the host does not know which step is the latest. A step that fails leaves undefined rows: [`AllGatherGemm::check`] says so.
+    /// Enqueues a copy of the latest step's gathered A to `to`, with row stride `lda` and without row scales, for work after the
+    /// next step, such as the weight gradient. `stream` must be the step's. After a captured step the call is refused: the host does
+    /// not know which step is the latest. A failed step leaves undefined rows: [`AllGatherGemm::check`] returns the error.
     pub fn copy_gathered<A: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -237,9 +240,9 @@ impl AllGatherGemm {
     /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each
     /// planned product of them.
     ///
-    /// There are operands for each planned product. A is this rank's rows, the same in all of them, D has all rows. A step
-    /// that fails ends all the same, with every D undefined: [`AllGatherGemm::check`] says so. Graphs, and steps of several
-    /// streams: [`AllGatherGemm::enqueue_raw`].
+    /// `operands` has one entry for each planned product, all with the same A: this rank's rows. D has all rows. A failed step still
+    /// ends, with every D undefined: [`AllGatherGemm::check`] returns the error. This call refuses a capture; use
+    /// [`AllGatherGemm::enqueue_raw`] in graphs.
     pub fn enqueue<'a, A: Element, B: Element, D: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -265,8 +268,9 @@ impl AllGatherGemm {
     /// The operands name B, D and what goes with them; A and its row scales are the gathered ones
     /// ([`RawOperands::of_gathered`]).
     ///
-    /// In a graph: capture an even number of steps, so that the two buffers alternate; with one step, each waits until all
-    /// ranks have finished the previous one. All ranks capture the same steps. After a capture, all steps stay on that stream.
+    /// In a graph: capture an even number of steps, so that the two buffers alternate. With an odd number, the first step of each
+    /// launch waits until all ranks have finished the step before. All ranks must capture and launch the same steps in the same
+    /// order. After a capture, all steps stay on its stream.
     ///
     /// ```no_run
     /// # use std::{error::Error, sync::Arc};
@@ -373,15 +377,15 @@ impl AllGatherGemm {
         Ok(())
     }
 
-    /// Waits for `stream`, and says whether all went well: [`AllGatherGemm::check`].
+    /// Blocks until all work on `stream` has ended, then returns what [`AllGatherGemm::check`] returns.
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.gatherer.synchronize(stream)
     }
 
-    /// An error if a step of this operation failed on any rank, or one of another operation of the group on this rank. Ask when the
-    /// stream is through, and ask each operation. After an error every output since the last good check is undefined, and the
-    /// operation is over on all ranks: a new step returns [`Error::Over`](crate::Error::Over). Its group is over, too: form a new
-    /// one.
+    /// Returns an error if a step of this operation failed on any rank, or a step of another operation of the group on this rank.
+    /// Call it when the stream's work has ended, for each operation. After an error every output since the last `Ok` is undefined,
+    /// and the operation and its group are over on all ranks: a new step returns [`Error::Over`](crate::Error::Over). Form a new
+    /// group and plan again.
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }
@@ -398,7 +402,8 @@ impl AllGatherGemm {
         self.gatherer.change_schedule(change)
     }
 
-    /// Ends the operation, here and on all other ranks.
+    /// Ends this operation, its group and the group's other operations, on all ranks: steps under way give up. From another
+    /// thread: [`Group::abort`].
     pub fn abort(&mut self, reason: &str) {
         self.gatherer.abort(reason);
     }

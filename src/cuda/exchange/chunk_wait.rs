@@ -99,8 +99,8 @@ impl ChunkWait {
         Ok(chunks.shards().m())
     }
 
-    /// How long a tile waits for its chunks, or for the next span of them: `first` in the first step (default: a minute), when
-    /// peers may still be starting, `steady` in every later one and in graphs (default: ten seconds).
+    /// The timeout of a tile's wait for its chunks, or for the next span of them: `first` (default: 60 s) in the first step, when
+    /// peers may still be starting, `steady` (default: 10 s) in later steps and in graphs.
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
         (self.first_limit, self.waiter.limit) = (first, steady);

@@ -30,12 +30,13 @@ const PAGE: u64 = 4096;
 /// Memory for operations whose steps come one after the other, such as those of a model's layers. It is as large as the largest
 /// of them needs; without it each operation has memory of its own.
 ///
-/// Collective: all ranks make it, plan the same operations in it, and enqueue and capture the same steps of all of them in the same
-/// order, one after the other. It grows when an operation needs more; what was planned before stays usable, in graphs, too.
+/// Collective: all ranks create it, plan the same operations in it, and enqueue or capture the steps of all these operations in the
+/// same order, one after the other. It grows when an operation needs more; earlier plans and their graphs stay valid.
 ///
-/// The price: a step behind one of another operation waits, on the GPU, until all ranks have ended that step. So do the first step
-/// in a graph, and once there are graphs, every step outside. Use it for many rows; operations of few rows need little memory.
-/// Rows cannot be in place ([`AllGatherGemm::local_shard`](crate::cuda::AllGatherGemm::local_shard) is refused), NCCL cannot
+/// The cost: a step that follows a step of another operation waits, on the GPU, until all ranks have ended that step. The first step
+/// of each graph waits in the same way; after a capture, so does every step outside of graphs. Use a workspace for many rows;
+/// operations of few rows need little memory. Rows cannot be in place
+/// ([`AllGatherGemm::local_shard`](crate::cuda::AllGatherGemm::local_shard) is refused), NCCL cannot
 /// move them, and gathered rows can be read until the next step of any operation.
 ///
 /// ```no_run
@@ -92,7 +93,8 @@ struct Steps {
 }
 
 impl SharedWorkspace {
-    /// No wait between ranks lasts longer than `limit`, here and where one operation follows another.
+    /// Blocks until all ranks have called it. `limit` is the timeout of each wait between ranks: here, when a plan takes its place in
+    /// the workspace, and between steps of two operations.
     pub fn new(group: &Arc<Group>, device: &Device, limit: Duration) -> Result<Self> {
         /// Of this process: rank 0's is everybody's.
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -25,8 +25,8 @@ use crate::sync::lock;
 /// The most channels that a pad has.
 pub const MAX_CHANNELS: u32 = 1024;
 
-/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait. A rank's calls on one
-/// channel are ordered: on one stream, or on streams that the caller synchronises.
+/// One rank's handle on signals between the ranks' GPUs. Collective: all ranks create it; for each `wait` the peer calls `put`
+/// once. The caller orders a rank's calls on one channel: on one stream, or on streams that it synchronises.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -69,8 +69,8 @@ pub struct SignalPad {
 }
 
 impl SignalPad {
-    /// Makes `channels` channels, on which ranks signal each other independently. No wait lasts longer than
-    /// `limit`, here or later.
+    /// Creates `channels` independent channels, the same number on all ranks. Blocks until all ranks have called
+    /// it. `limit` is the timeout of each wait, here and later.
     pub fn new(
         group: &Arc<Group>,
         device: &Device,
@@ -150,8 +150,9 @@ impl SignalPad {
         self.meet(stream, None, channel, true, true)
     }
 
-    /// An error if a wait ended without its signal, here or on another rank, whose stream then went on: ask when the stream is
-    /// through. It copies a word from the device. Later waits return at once, and all ranks get the error: form a new group.
+    /// Returns an error if a wait ended without its signal, on this rank or on another: that rank's stream went on. Call it when the
+    /// stream's work has ended; it copies a word from the device. After an error, later waits return at once, and all ranks get
+    /// it: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = lock(&self.failed);
         if let Some(error) = &*failed {

@@ -8,9 +8,9 @@
 //! signal is *ready* when `signal − epoch ≥ 0` in wrapping arithmetic (`(i32)(signal - epoch) >= 0`), so
 //! nothing is ever reset. A step is:
 //!
-//! 1. [`Signals::advance`] on the stream of the products, when the products of the step before are
-//!    done (they are, in the order of that stream): the epoch is constant while a product runs;
-//! 2. producers write chunks and then the chunks' signals, in any order and on any stream, but after
+//! 1. [`Signals::advance`] on the stream of the products: in its order, the products of the step before
+//!    have ended, so the epoch is constant while a product runs;
+//! 2. producers write each chunk and then its signal, the chunks in any order and on any stream, but after
 //!    the step before has read the buffer that they write to;
 //! 3. products that wait ([`AsyncGemm`](crate::cuda::AsyncGemm)), enqueued before or after the producers'
 //!    work.
@@ -94,9 +94,9 @@ impl Signals {
         Signals::made(device, None, slots, start)
     }
 
-    /// Signals in words of the caller's: `slots` words of 32 bits from `words` on, which this GPU reaches and anybody may
-    /// write. Epoch `start` is that of the last step; a word that holds it, or an older one, is not ready. A writer stores the
-    /// step's epoch: `start` + 1 in the first step, then one more in each.
+    /// Signals in the caller's memory: `slots` words of 32 bits at address `words`, which this GPU reaches and any producer may
+    /// write. `start` is the epoch before the first step: a word that holds it, or an older epoch, is not ready. A producer stores
+    /// the step's epoch: `start` + 1 in the first step, then one more in each.
     ///
     /// ```no_run
     /// # use overlap_gemm::cuda::{Device, Signals, SymmetricMemory};
@@ -198,8 +198,8 @@ impl Signals {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// The epoch in device memory, in the order of `stream`; waits for it. What was counted here
-    /// ([`Signals::epoch`]) is set to it.
+    /// Blocks until all work on `stream` has ended, returns the epoch in device memory, and sets the host's
+    /// count ([`Signals::epoch`]) to it.
     pub fn read_epoch(&self, stream: &Arc<CudaStream>) -> Result<u32> {
         let stream = self.begin(stream)?;
         stream_ops::synchronize(stream)?;
@@ -224,8 +224,8 @@ impl Signals {
         Ok(())
     }
 
-    /// Signals that all earlier work of `stream` is done: a kernel of one thread sets `slot` to the epoch in device memory.
-    /// Can be captured.
+    /// Signals that all earlier work of `stream` is done: a kernel of one thread sets `slot` to the epoch in device memory. It must
+    /// run after the step's [`Signals::advance`]. Can be captured.
     pub fn post(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
         self.post_some(stream, self.signal_address(slot)?, 1)
     }
@@ -242,9 +242,9 @@ impl Signals {
         unsafe { ffi::signal_post(first, count, self.epoch_address(), stream) }
     }
 
-    /// [`Signals::post`] without a kernel: the stream itself writes the epoch that this side has
-    /// counted, after what it did so far. Needs no SM. Not for graphs: a replay would write an old
-    /// epoch, so a capture is refused.
+    /// [`Signals::post`] without a kernel: after its earlier work, the stream itself writes the epoch that
+    /// the host has counted ([`Signals::epoch`]). Needs no SM. A capture is refused: each replay would write
+    /// the epoch of the capture.
     pub fn write(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
         let address = self.signal_address(slot)?;
         let stream = self.begin(stream)?;
@@ -276,8 +276,8 @@ impl Signals {
         Aborter { host: Arc::clone(&self.host) }
     }
 
-    /// An error if a product gave up since the last look. Ask when its stream is through; what it
-    /// computed is undefined then.
+    /// Returns an error if a product gave up, after a timeout for example, since the last call. Call it when
+    /// the stream's work has ended. After an error the product's D is undefined.
     pub fn check(&self) -> Result<()> {
         self.failures.take()
     }

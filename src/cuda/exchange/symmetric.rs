@@ -31,8 +31,8 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// Allocates `bytes` bytes on `device` and maps all other ranks' parts. All ranks call it, with the same
-    /// number of bytes; what the memory holds is unspecified.
+    /// Allocates `bytes` bytes on `device`, uninitialized, and maps all other ranks' parts. Collective: all ranks pass
+    /// the same `bytes`. Blocks until all have mapped all parts; `limit` is the timeout of each wait.
     pub fn new(group: &Group, device: &Device, bytes: u64, limit: Duration) -> Result<Self> {
         let memory = SymmetricMemory::reserve(group, device, bytes)?;
         memory.grow(group, bytes, limit)?;

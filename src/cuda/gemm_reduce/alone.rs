@@ -61,10 +61,12 @@ pub type ReduceScatter = Reduce<false, false>;
 pub type AllReduce = Reduce<true, false>;
 
 impl<const ALL: bool> Reduce<ALL, false> {
-    /// Collective, with equal arguments. Returns when all ranks have planned.
+    /// Collective, with equal arguments. Blocks until all ranks have planned; the timeout is `options.timeouts.first`, or the
+    /// workspace's. A call that is refused on one rank fails on all, and the group lives on. A timeout or a failed allocation ends it.
     ///
-    /// In a reduce-scatter rank r gets at most `rows[r]` rows of `columns` elements in a step. Sums have the type that
-    /// `reduction` says, totals are stored as `d`: bf16, f16 or f32. Rows of both are multiples of 16 bytes.
+    /// The shard of rank r is `rows[r]` rows of `columns` elements. A step may have other rows, if neither their sum nor the largest
+    /// shard exceeds the planned one. Sums have the type `reduction.partials`; totals have the type `d`: bf16, f16 or f32. A row of
+    /// either must be a multiple of 16 bytes.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -92,7 +94,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in
-    /// `d`. `rows`: those of every rank in this step, the same on all (default: as planned).
+    /// `d`. `rows[r]` is the number of rows of rank r in this step, the same on all ranks (`None`: as planned).
     ///
     /// `sums` are this rank's sums of all rows, packed; `d` is packed, too. A step that fails ends all the same, with D
     /// undefined: [`Reduce::check`] says so.
@@ -114,7 +116,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         unsafe { self.enqueue_raw(stream, rows, sums, d) }
     }
 
-    /// [`Reduce::enqueue`] where the totals take the place of the sums of the same rows.
+    /// [`Reduce::enqueue`] in place: the totals, which must have the type of the sums, overwrite the sums of the same rows.
     pub fn enqueue_in_place<S: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -140,9 +142,9 @@ impl<const ALL: bool> Reduce<ALL, false> {
 
     /// [`Reduce::enqueue`] for memory that is not `cudarc`'s.
     ///
-    /// At `sums` are this rank's sums of all rows, packed, in any memory of its device. Totals are packed, too, and may take
-    /// the place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows
-    /// start.
+    /// `sums` is the address of this rank's sums of all rows, packed, in any memory of its device; `d` is that of the totals, packed,
+    /// too. If both have one type, the step may be in place: `d` is then `sums` in an all-reduce, and the start of this rank's rows
+    /// in `sums` in a reduce-scatter.
     ///
     /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///

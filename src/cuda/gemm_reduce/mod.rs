@@ -43,11 +43,12 @@ use crate::plan::{
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls in
 /// the same order.
 ///
-/// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
-/// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
-/// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
-/// ([`Strategy::Fused`](crate::plan::Strategy::Fused): D in the type of partials, bf16, and no scales), or a kernel behind it
-/// does. If ranks get few rows, one kernel behind the product waits for all ranks' sums and adds them up, where they lie
+/// Each rank holds a slice of K: those columns of all M rows of A, and that part of the weight. The problem's K is the width of
+/// one rank's slice, its shards say which rows of D each rank gets, and a rank's operand D has only these rows. Copy engines send
+/// the sums of one rank's rows while the next rank's are computed; this rank's own rows are computed last.
+/// In a fused step ([`Strategy::Fused`](crate::plan::Strategy::Fused): D and partials in bf16, no scales) the product of the own
+/// rows adds the other ranks' sums; otherwise a kernel after that product adds them. If ranks get few rows, one kernel after the
+/// product waits for all ranks' sums, reads them from the ranks' memory and adds them
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
@@ -100,7 +101,8 @@ struct Sum {
 }
 
 impl<const ALL: bool> Reduce<ALL, true> {
-    /// Collective, with equal arguments. Returns when all ranks have planned.
+    /// Collective, with equal arguments. Blocks until all ranks have planned; the timeout is `options.timeouts.first`, or the
+    /// workspace's. A call that is refused on one rank fails on all, and the group lives on. A timeout or a failed allocation ends it.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -150,8 +152,8 @@ impl<const ALL: bool> Reduce<ALL, true> {
 
     /// [`Reduce::enqueue`] for memory that is not `cudarc`'s.
     ///
-    /// `a` has all rows, and says how many of them each rank owns in this step. The operands name B, D and what goes with
-    /// them, C of the same rows as D among it ([`RawOperands::of_gathered`]).
+    /// `a` gives the address of all rows of A ([`Shard::at`]) and each rank's number of rows in this step ([`Shard::rows`]). The
+    /// operands give the other addresses, C with the same rows as D ([`RawOperands::of_gathered`]).
     ///
     /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
@@ -336,7 +338,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 
-    /// Waits for `stream`, and says whether all went well: [`check`](Self::check).
+    /// Blocks until all work on `stream` has ended, then returns what [`check`](Self::check) returns.
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.gatherer.synchronize(stream)
     }
@@ -358,7 +360,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         self.gatherer.change_schedule(change)
     }
 
-    /// Ends the operation, here and on all other ranks.
+    /// Ends this operation, its group and the group's other operations, on all ranks: steps under way give up. From another
+    /// thread: [`Group::abort`].
     pub fn abort(&mut self, reason: &str) {
         self.gatherer.abort(reason);
     }

@@ -67,8 +67,8 @@ impl CopyEngines {
         Ok(())
     }
 
-    /// Waits until all is done that was enqueued here outside of graphs. A stream that is being captured has been waited for, when the
-    /// capture of another operation of the same workspace began.
+    /// Waits until all is done that was enqueued here outside of graphs. A stream that is being captured belongs to a workspace, and
+    /// another operation of it was captured before: the barrier between their steps comes after what was enqueued here.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let one = |Pusher { stream, .. }: &Pusher| match is_capturing(stream)? {
             true => Ok(()),

@@ -29,7 +29,8 @@ pub struct CollectiveOptions {
     /// Overwrites received rows, or sums, with NaN when the next step begins, and sums that others read before they are computed, so
     /// that a read too early or too late shows in the result. For finding faults; costs up to two memsets a step.
     pub poison: bool,
-    /// How long to wait for other ranks: `first` (a minute) in planning and the first step, then `steady` (ten seconds).
+    /// The timeout of each wait for another rank: `first` (default: 60 s) in planning and the first step, `steady` (default: 10 s)
+    /// in later steps and in graphs.
     pub timeouts: Timeouts,
     /// The epoch before the first.
     #[doc(hidden)]
@@ -56,7 +57,7 @@ impl CollectiveOptions {
         self
     }
 
-    /// Chunks a shard.
+    /// Chunks per shard.
     #[must_use]
     pub fn with_pieces(mut self, pieces: u32) -> Self {
         self.pieces = Some(pieces);
@@ -70,7 +71,7 @@ impl CollectiveOptions {
         self
     }
 
-    /// How long to wait: in the first step, and later.
+    /// The timeouts: in planning and the first step, and in later steps.
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
         self.timeouts = Timeouts::new(first, steady);

@@ -126,7 +126,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         self
     }
 
-    /// In a step of several ranks: the rows of each, the same on all ranks (default: as planned).
+    /// In a collective step: `rows[r]` is the number of rows of rank r, the same on all ranks (default: as planned).
     pub fn ranks_rows(mut self, rows: &'a [u32]) -> Self {
         self.ranks_rows = Some(rows);
         self

@@ -34,9 +34,10 @@ pub struct GemmOptions {
     pub swizzle: Option<u32>,
     /// Slices that K is cut into (default: by the cost model).
     pub splits: Option<u32>,
-    /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
-    /// promise). Weights written before the first step keep it. The product then fetches B while the previous kernel still
-    /// runs, which saves some microseconds for small M. It has no effect in an all-gather whose rows a kernel pushes
+    /// A promise (default: no promise): no work that may still run when the product starts writes B, on its stream or
+    /// elsewhere. It holds for weights if all writes to them have ended before the first step. The product then fetches B
+    /// while the previous kernel still runs, which saves some microseconds for small M. It has no effect in an all-gather
+    /// whose rows a kernel pushes
     /// ([`Engine::Kernel`](crate::plan::Engine::Kernel), usual for small shards): the product then starts, and fetches B, after
     /// older kernels have ended.
     pub constant_b: bool,

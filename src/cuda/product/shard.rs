@@ -27,7 +27,7 @@ impl<'a> Shard<'a> {
         Shard { at: Some(address), ..Shard::default() }
     }
 
-    /// The rows of every rank in this step, the same on all ranks (default: as planned).
+    /// `rows[r]` is the number of rows of rank r in this step, the same on all ranks (default: as planned).
     #[must_use]
     pub fn rows(mut self, rows: &'a [u32]) -> Self {
         self.rows = Some(rows);

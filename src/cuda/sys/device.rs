@@ -184,9 +184,9 @@ impl Device {
         Ok(Device { info: info.clone(), context })
     }
 
-    /// This process as a rank of its launcher's group ([`Group::from_env`]), on the GPU of its local rank, of which the options need
-    /// not tell. Where there are fewer GPUs than local ranks, these take them in turn; that is refused unless the options allow
-    /// several ranks on one GPU.
+    /// Opens the GPU of this process's local rank, and joins its launcher's group with it ([`Group::from_env`]): `options` need not
+    /// name it. Blocks until all ranks have joined. If there are fewer GPUs than local ranks, several ranks take one GPU; the group
+    /// refuses that unless [`GroupOptions::shared_devices`] allows it.
     pub fn join(options: &GroupOptions) -> Result<(Arc<Group>, Device)> {
         let local_rank = Launch::from_env()?.local_rank as usize;
         // A launcher may show each process no GPU but its own.
