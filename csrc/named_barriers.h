@@ -1,20 +1,23 @@
 // The hardware's barriers, which the warps of a block meet at.
 //
-// What belongs here: each use's number, and how threads meet. Invariant: two uses in one kernel differ. Small numbers, written
-// as constants: a kernel takes as many of an SM's barriers as its highest number says, and all sixteen if it computes one.
+// What belongs here: each use's number, and how threads meet. Invariant: two uses in one kernel differ; a ping-pong and a
+// cooperative kernel are two. Small numbers, written as constants: a kernel takes as many of an SM's barriers as its highest number
+// says, and all sixteen if it computes one.
 #pragma once
 
 #include "cutlass/cutlass.h"
 
 namespace overlap_gemm {
 
-// The warp groups that share a tile, when they store it. (__syncthreads has 0.)
+// The warp groups that share a tile, when they store it; of a ping-pong kernel, that is one group. (__syncthreads has 0.)
 constexpr int kTileBarrier = 1;
 // Two numbers each: of both groups of a ping-pong kernel.
 constexpr int kMultiplyTurns = 2;
 constexpr int kStoreTurns = 4;
 // Two: of both groups of a cooperative kernel, when they add slices of K.
 constexpr int kSliceBarriers = 2;
+// Two: of both groups of a cooperative kernel, when each fills chunks of D.
+constexpr int kFillBarriers = 4;
 // Two: of both groups, when they pass padding.
 constexpr int kPaddingBarriers = 6;
 

@@ -1,15 +1,15 @@
 // How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
 // What belongs here: which element of D each sum is, its way to and from memory, and the order of what becomes of it. Elements of 16 bits go chunk by chunk through
-// shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for itself, and waits for no other: it has two
-// to four chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but
-// the warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of
+// shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for itself, and waits for no other; transposed,
+// the warps of a group do so together. There are two to four chunks of shared memory: one is filled while TMA reads the others.
+// Elements of 8 bits go through shared memory, too, but the warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of
 // 32 bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
 //
 // Terms: a *strip* is 64 rows of the kernel's tile, what one warp group multiplies at a time, 16 in each warp; a chunk is some
-// columns of a warp's rows. Transposed, the kernel's rows are D's columns.
+// columns of a warp's rows, or of a strip's. Transposed, the kernel's rows are D's columns.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -25,7 +25,8 @@
 namespace overlap_gemm {
 
 // kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1. `kSharers` blocks of a cluster load rows
-// together. There are `kBuffers` chunks of shared memory for each warp. A launch may have narrower tiles, but not below
+// together. A warp, or the group whose warps fill chunks
+// together, has `kBuffers` chunks of shared memory. A launch may have narrower tiles, but not below
 // `kLeast`.
 template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroupsM, int kGroupsN, int kSharers, int kBuffers>
 class TileStore {
@@ -49,10 +50,13 @@ public:
     static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
     using Shared = SharedChunk<Element, kChunk, kTransposed>;
-    static_assert(Shared::kRows == kWarpRows);
+    static_assert(Shared::kWarpRows == kWarpRows);
     static constexpr int kChunkBytes = sizeof(Element) <= 2 ? Shared::kBytes : 0;
+    // Warps that fill a chunk together.
+    static constexpr int kFillers = Shared::kWarps;
+    static_assert(kFillers == 1 || (kFillers == kGroupWarps && kChunkBytes % 1024 == 0));
     // The columns of D in a chunk.
-    static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
+    static constexpr int kChunkColumns = kTransposed ? kFillers * kWarpRows : kChunk;
     static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
     // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
     static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
@@ -81,7 +85,7 @@ public:
     };
     struct SharedStorage {
         // Where a pattern begins follows from the address.
-        alignas(1024) char chunks[kGroups][kGroupWarps][kBuffers][kChunkBytes == 0 ? 1 : kChunkBytes];
+        alignas(1024) char chunks[kGroups][kGroupWarps / kFillers][kBuffers][kChunkBytes == 0 ? 1 : kChunkBytes];
     };
     using Vectors = typename Epilogue::Vectors;
     using Factors = typename Epilogue::Factors;
@@ -95,7 +99,7 @@ public:
             int const columns_each = epilogue.gated ? 2 : 1;
             auto descriptor = [&](int chunk) {
                 return tma_matrix<Element>("D", d, rows, columns / columns_each, ldd, kTransposed ? chunk : kWarpRows,
-                                           kChunkColumns, (kTransposed ? kWarpRows : chunk) / columns_each);
+                                           kChunkColumns, (kTransposed ? kChunkColumns : chunk) / columns_each);
             };
             params.whole = descriptor(kChunk);
             int const rest = epilogue.width / kGroupsN % kChunk;
@@ -130,11 +134,12 @@ public:
             epilogue.share_vectors(factors, thread);
             sync_tile();
         }
-        // Behind the leader's wait.
-        __syncwarp();
+        int const part = part_of(thread);
+        // Behind the leader's wait for the tile before, which `wait_for_reads` is.
+        sync_fillers();
         int const part_width = width() / kGroupsN;
-        Place const first = first_of(thread);
-        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
+        Place const first = first_of(part);
+        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part][warp() / kFillers]);
         finish(epilogue, tile, first, part_width, chunks, sums);
         if (params_.epilogue.gated) {
             store_chunks<true>(epilogue, tile, first, part_width, chunks, sums);
@@ -154,8 +159,8 @@ public:
     }
 
 private:
-    // Always the same thread of a warp: who waits for the reads is who began them.
-    CUTLASS_DEVICE static bool is_leader() { return kByTma && cute::elect_one_sync(); }
+    // Always the same thread of those that fill a chunk: who waits for the reads is who began them.
+    CUTLASS_DEVICE static bool is_leader() { return kByTma && warp() % kFillers == 0 && cute::elect_one_sync(); }
     CUTLASS_DEVICE int width() const { return kVaries ? params_.epilogue.width : kTileN; }
     CUTLASS_DEVICE Tile tile_at(int32_t m_tile, int32_t n_tile) const {
         int const kernel_row = m_tile * kTileM, kernel_column = n_tile * width();
@@ -164,14 +169,33 @@ private:
     // Which part of a shared tile is this thread's group's.
     CUTLASS_DEVICE static int part_of(int thread) { return kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0); }
     // The kernel's row and column where its warp's part begins.
-    CUTLASS_DEVICE Place first_of(int thread) const {
-        int const part = part_of(thread);
+    CUTLASS_DEVICE Place first_of(int part) const {
         return {(kGroupsM == 1 ? 0 : part * kStripRows) + warp() * kWarpRows, kGroupsN == 1 ? 0 : part * (width() / kGroupsN)};
     }
     // The warp's place in its group.
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
 
     CUTLASS_DEVICE static void sync_tile() { meet_at<kTileBarrier, kGroups * 128>(); }
+    // The warps that fill a chunk together.
+    CUTLASS_DEVICE static void sync_fillers() {
+        if constexpr (kFillers == 1) {
+            __syncwarp();
+        } else if constexpr (kGroups == 1) {
+            sync_tile();
+        } else if (cutlass::canonical_warp_idx_sync() < 2 * kGroupWarps) {
+            // The first group, behind the loading warps. Asked each time: an answer that is kept takes a register, and some spill.
+            meet_at<kFillBarriers, 128>();
+        } else {
+            meet_at<kFillBarriers + 1, 128>();
+        }
+    }
+    // Counted in its group. Computed again in each place: kept, it takes registers.
+    CUTLASS_DEVICE static int thread_in_group() {
+        uint32_t thread = threadIdx.x % 128;
+        asm volatile("" : "+r"(thread));
+        __builtin_assume(thread < 128);
+        return int(thread);
+    }
 
     // The place in the tile of D of a thread's sum `i` from the kernel's row and column on: what the PTX manual says of wgmma.
     CUTLASS_DEVICE static Place place(int row, int column, int i) {
@@ -281,10 +305,8 @@ private:
     CUTLASS_DEVICE void store_chunks(Epilogue& epilogue, Tile const& tile, Place const& first, int part_width,
                                      uint32_t const chunks, Sums const& sums) const {
         bool const leads = is_leader();
-        int lane = int(threadIdx.x) % 32;
-        // What follows from it is computed again for each tile: kept, it takes registers.
-        asm volatile("" : "+r"(lane));
-        auto const pieces = lane_pieces<kGated>(lane, tile, first, part_width);
+        int const thread = thread_in_group();
+        auto const pieces = lane_pieces<kGated>(thread % 32, tile, first, part_width);
         uint32_t chunk = chunks;
         each_chunk(part_width, [&](int strip, int column) {
             int const row = first.row + strip * kGroupsM * kStripRows;
@@ -296,14 +318,14 @@ private:
             } else if constexpr (kByTma) {
                 auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
                 if constexpr (kGated) {
-                    Shared::fill_gated(chunk, lane, rounded);
+                    Shared::fill_gated(chunk, thread, rounded);
                 } else {
-                    Shared::fill(chunk, lane, rounded);
+                    Shared::fill(chunk, thread, rounded);
                 }
                 cute::tma_store_fence();
-                // All but the last chunks have left the next buffer, which the warp fills behind this.
+                // All but the last chunks have left the next buffer, which is filled behind this.
                 cute::tma_store_wait<kBuffers - 2>();
-                __syncwarp();
+                sync_fillers();
                 auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
                 if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
             } else {
@@ -342,7 +364,7 @@ private:
             asm volatile("cp.async.wait_group %0;" ::"n"(kBuffers - 1) : "memory");
             __syncwarp();
             if (exists(nth)) {
-                auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 32);
+                auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 128);
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kChunk / 2; ++i) {
                     float& sum = sums[first_sum(nth / kInRow, nth % kInRow * kChunk) + i];
@@ -354,22 +376,22 @@ private:
         }
     }
 
-    // Lets a chunk of a matrix that lies as D does come to shared memory, zeros where D has no elements. Row and column are the
+    // Lets a warp's part of a chunk of a matrix that lies as D does come to shared memory, zeros where D has no elements. Row and column are the
     // kernel's, in its tile.
     CUTLASS_DEVICE static void fetch_chunk(Element const* from, int64_t pitch, Tile const& tile, int kernel_row, int kernel_column,
                                            uint32_t chunk) {
-        constexpr int kUnits = Shared::kRowBytes / 16, kElements = 16 / int(sizeof(Element));
-        int lane = int(threadIdx.x) % 32;
-        // Computed again for each chunk: the places of all would take too many registers.
-        asm volatile("" : "+r"(lane));
+        constexpr int kUnits = Shared::kUnits, kElements = 16 / int(sizeof(Element));
+        int const thread = thread_in_group(), lane = thread % 32, first_unit = thread / 32 % kFillers * kUnits;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kChunkBytes / 16 / 32; ++i) {
-            int const row = (i * 32 + lane) / kUnits, unit = (i * 32 + lane) % kUnits;
+        for (int i = 0; i < kChunkBytes / kFillers / 16 / 32; ++i) {
+            // Eight lanes at a time write to different banks.
+            int const row = kFillers == 1 ? (i * 32 + lane) / kUnits : i * 16 + lane / 16 * 8 + lane % 8;
+            int const unit = kFillers == 1 ? lane % kUnits : lane / 8 % 2;
             int const m = tile.row + (kTransposed ? kernel_column : kernel_row) + row;
             int const n = tile.column + (kTransposed ? kernel_row : kernel_column) + unit * kElements;
             bool const exists = m < tile.rows && n < tile.columns;
             auto const* address = exists ? from + m * pitch + n : from;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + Shared::unit_at(row, unit)), "l"(address),
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + Shared::unit_at(row, first_unit + unit)), "l"(address),
                          "r"(exists ? 16 : 0)
                          : "memory");
         }
