@@ -3,10 +3,10 @@
 // What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and
 // exchange.cu (sums). The words are described at og_gather.
 //
-// Invariant: a rank writes into another's buffer, or where another reads its own, only after all ranks have consumed that, or after it
-// has posted `torn`; a wait whose failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit,
-// the abort word or a rank's departure. The product waits for the step's beginning. So the beginning signals the product first, sends
-// its loads out together, and waits for no single store.
+// Invariant: a rank writes into another's buffer, or over its own data that others read, only after all ranks have consumed that
+// data, or after it has posted `torn`. If a failed wait could make this rank send a wrong total, the rank posts `torn` first. Every
+// wait ends by its word, the limit, the abort word or a rank's departure. The product waits for the step's beginning, so the
+// beginning signals the product first, issues its loads together, and does not wait for single stores.
 #pragma once
 
 #include "chunk_signal.cuh"
@@ -24,8 +24,9 @@ __device__ inline uint64_t* layout_word(og_gather const& gather, uint32_t* words
     return reinterpret_cast<uint64_t*>(words + place);
 }
 
-// Called by a warp that gives up: what this rank sends from now on may overwrite what others still read, or be a total of which
-// sums are missing; and its next products may overwrite sums that others still read. They have to know before its first byte is stored.
+// Called by a warp that gives up. What this rank sends from now on may overwrite what others still read, or may be a total that
+// lacks some sums; its next products may overwrite sums that others still read. The others have to know before the first such
+// store.
 __device__ inline void tell_that_rows_may_be_torn(og_gather const& gather) {
     for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
         store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
@@ -54,7 +55,7 @@ struct Beginning {
         before = load_relaxed_system(own + gather.epoch_at);
         last_use = load_relaxed_system(own + gather.last_use_at + buffer);
         last_buffer = load_relaxed_system(own + gather.last_buffer_at);
-        // Which of the four it is, the epoch says, which is on its way.
+        // The epoch selects one of the four, but has not been loaded yet. So all four are loaded.
         auto layout = [&](uint32_t i) {
             return uint32_t(load_relaxed_system_64(layout_word(gather, own, i, gather.rank)));
         };
@@ -73,9 +74,10 @@ struct Beginning {
         return step.toggled && last_buffer == uint32_t(step.buffer);
     }
 
-    // All that is older has ended, so this rank's own rows are here: what the product that follows waits for first.
-    // Toggles of a past step in this buffer have been reset. Own rows are read after both words have been seen, so
-    // only the first is a release, which then has nothing of its own to wait for; pairs with the watchers' fence.
+    // Tells the product that follows that all older work has ended, and signals this rank's own rows, which the product needs
+    // first. The toggles of an older step in this buffer have been reset by now. The product reads own rows only after it has seen
+    // `begun` and their signal. So only the store to `begun` is a release: it precedes the signals, and has none of their stores to
+    // wait for. It pairs with the watchers' fence.
     __device__ void tell_product(og_gather const& gather, og_gather_step const& step) const {
         if (step.product_follows && lane_id() == 0) {
             auto* begun = reinterpret_cast<uint64_t*>(own + gather.begun_at);
@@ -107,11 +109,11 @@ struct Beginning {
 
     // Waits until this rank may push: see og_gather_begin. Pairs with `announce` of the others.
     //
-    // Where rows stay as they were, all ranks have agreed on them before, and nothing has to be compared:
-    // who changes them compares, and finds those who do not.
+    // If this rank's rows are those of the last step in this buffer, all ranks have agreed on them already, and this rank compares
+    // nothing. A rank that changes its rows compares layouts, and so finds the ranks that have not changed theirs.
     //
-    // `tells`: another block may be announcing more slowly than this one pushes, so that it has to tell the layout
-    // itself before its rows go out.
+    // `tells`: this block, too, tells its layout to all ranks before its rows go out: block 0, which announces the step, may be
+    // slower than this block's pushes.
     __device__ Finding await(og_gather const& gather, og_gather_step const& step, bool tells) {
         Finding finding;
         // On their way while the first look at the others' words is.
@@ -133,7 +135,7 @@ struct Beginning {
             [=](int32_t i) { return i < ranks ? uint32_t(i) : kNobody; }, ends, finding);
         // Each lane has looked for itself, and all go one way from here on.
         over = __any_sync(0xffffffff, ends());
-        // What is not sent is this rank's own.
+        // A word behind those of the ranks is one of `sent`: this rank's own streams are late.
         if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
         // The streams set it again behind what they push of this step, which they begin later.
         if (step.toggled && lane_id() < step.senders) {
@@ -165,7 +167,8 @@ struct Beginning {
         return step.toggled ? OG_TOGGLE_SET : epoch;
     }
 
-    // Rows may be sent in spite of a failure here: when this kernel has ended, or the epoch has grown.
+    // Gives the step up. Streams and kernels may still send rows after that, once the epoch has grown or this kernel has ended. So
+    // all ranks are told first.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {
         tell_that_rows_may_be_torn(gather);
@@ -196,9 +199,9 @@ struct Beginning {
         if (threadIdx.x == 0) is_given_up = gives_up;
     }
 
-    // From here on streams push, once they see the epoch. They come after what was stored before if `is_told`: that
-    // rows may be torn, or how they lie now. Where nothing of that kind was said, nothing is waited for; the rows
-    // themselves were written by work that had ended before this kernel went on.
+    // Lets the epoch grow; streams that see it push from here on. `is_told`: this kernel has told other ranks that rows may be
+    // torn, or a new layout, and pushed rows must come after that. Then the store is a release. Otherwise it need not wait for
+    // anything: the rows themselves were written by work that had ended before this kernel went on.
     __device__ void begin(og_gather const& gather, og_gather_step const& step, bool is_told) const {
         __syncwarp();
         if (lane_id() != 0) return;
@@ -221,10 +224,10 @@ struct Beginning {
     }
 };
 
-// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where the
-// host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
-// theirs no more. If no product follows, it waits first: the kernel directly before may be one of exchange.cu's, which writes what is
-// loaded here.
+// Loads the last step's words, waits for the kernels before, and lets the product that follows start. The product may start at once
+// if the host says so (B is constant, and no kernel pushes). Otherwise it may start when the kernels before have ended, because
+// they may write what it reads first. If no product follows, this waits before it loads: the kernel directly before may be one of
+// exchange.cu's, which writes the words.
 //
 // A product looks at `begun` as soon as it has started, so this kernel sets that word to 0 first. Nobody needs the last step's
 // value any more: the kernels between let this one start only after all their blocks have waited for the end of the last step's

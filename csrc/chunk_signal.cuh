@@ -420,8 +420,8 @@ private:
         return is_my_look(step.stop, now, kAbortLookNs) ? load_acquire_system(step.abort) : 0;
     }
 
-    // A word that is missing though its rank has left, or -1: not of this tile alone, for other blocks look
-    // at the host less often.
+    // A word that is missing although its rank has left, or -1. Looks at the chunks of all tiles: this block has looked at the
+    // host's words for all blocks, which learn of a failure by `given_up`.
     static __device__ int32_t lost_word(ChunkTable const& table, uint32_t epoch) {
         if (table.slots_per_rank == 0) return -1;
         int32_t lost = -1;

@@ -1,6 +1,6 @@
-// From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]); where the product is gated,
-// D = activation(x) * y, x and y being two columns' alpha * scale_a[m] * scale_b[n] * sum + bias[n]. A D of fp8 is that times its
-// scale, and the largest output before is noted.
+// From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]). Where the product is gated,
+// D = activation(x) * y, where x and y are alpha * scale_a[m] * scale_b[n] * sum + bias[n] of two columns. In fp8, D is that value
+// times scale_d, and the largest absolute value before scale_d is recorded (amax_d).
 //
 // What belongs here: the arithmetic of single values between the sums and D; tile_store.cuh says in which order, and moves D.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
@@ -44,7 +44,8 @@ struct alignas(kLineBytes) EpilogueParams {
     int64_t ldc = 0;
     float beta = 0;
     float const* scale_d = nullptr;
-    // The bits of a float that is not negative: these are ordered as it is, and those of NaN are the largest.
+    // The bits of a float that is not negative. As integers, such bits have the order of the floats, and those of NaN are the
+    // largest: so an integer's atomicMax suffices.
     uint32_t* amax_d = nullptr;
 };
 
@@ -117,8 +118,8 @@ public:
         float bias[kColumns];
     };
 
-    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long; in
-    // slices of K later.
+    // What one thread loads from L2 for a tile. The constructor runs while the tile's last multiplications do, which take as long.
+    // If K is cut into slices, it runs after the slices have been added.
     class Factors {
     public:
         Factors() = default;
@@ -202,7 +203,7 @@ public:
         if (threadIdx.x % 32 == 0) atomicMax(params_.amax_d, largest);
     }
 
-    // Notes the time; the tile's place among all tiles.
+    // Records when the tile was done; (tile_m, tile_n) is its place among D's tiles.
     CUTLASS_DEVICE void end(int tile_m, int tile_n) const {
         if (!params_.records.records) return;
         og_tile_record* record = params_.records.at(tile_m, tile_n, params_.records.splits - 1);

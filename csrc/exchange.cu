@@ -1,21 +1,24 @@
-// One kernel of a reduction with few rows, behind its product if it has one: begins the step, unless it has begun, says that this
-// rank's sums are complete, waits for the others', and adds all up, which it reads where they lie: in the memory of each rank. In an
-// all-reduce in two shots, it also sends the totals of this rank's rows, waits for those of the others' rows, and stores them.
+// The one kernel of a reduction with few rows; it runs behind the product, if there is one. It begins the step, unless that has
+// been done, signals that this rank's sums are complete, waits for the other ranks' sums, reads them from each rank's memory, and
+// adds all up. In an all-reduce in two shots, it then sends the totals of this rank's rows, and waits for and stores those of the
+// other rows.
 //
-// What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank
-// block b brings, adds up, and stores the same elements. So it waits only for the blocks b of the other ranks, no block waits for
-// all, and no kernel has to start in between. While they wait, its blocks hold SMs: operations on several streams, and ranks that
-// share a GPU, need room for a product beside the blocks of all of them.
+// What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank block
+// b brings, adds up, and stores the same elements. So it waits only for the blocks b of the other ranks, no block waits for all,
+// and no kernel has to start in between. While blocks wait, they hold SMs: operations on several streams, and ranks that share a
+// GPU, need room for a product beside the blocks of all of them.
 //
-// Reading takes less time than sending, a fence behind it, and adding up what has come (benches/results has both). In return a rank's
-// sums have to stay until all have read them: the product of the next step writes another buffer, and that of the step after comes
-// behind the next launch of this kernel, which waits for a word of every other rank that comes behind its reads of these sums: that its
-// next sums are complete; for a rank that gets no rows, that it has begun the next step; in two shots, a total, which comes behind all
-// ranks' sums.
+// Reading the sums takes less time than sending them, a fence, and adding up what has arrived (benches/results has both). In
+// return, a rank's sums must stay until all ranks have read them. The next step's product writes the other buffer. The product
+// after that reuses this buffer, and starts behind the next launch of this kernel. That launch waits for a word which every other
+// rank stores after it has read these sums: that its next sums are complete or, in two shots, a total, which a rank sends only
+// after it has all ranks' sums. A rank that gets no rows awaits no sums: it waits in that launch until all ranks have begun the
+// step.
 //
-// Invariant: a block reads, and stores, what has been signalled, or stores NaN where the step was given up; then all ranks learn that
-// this one may overwrite what they read, or that totals are missing (`torn`). It signals before it waits, sums and totals alike;
-// blocks need not run at the same time. A total lands on sums that its sender has read, and nobody else reads.
+// Invariant: a block reads and stores only what has been signalled. If the step was given up, the block stores NaN, and all ranks
+// learn by `torn` that this rank may overwrite what they read, or that totals are missing. A block signals before it waits, for
+// sums and for totals; blocks need not run at the same time. A total overwrites only sums that its sender has read and that nobody
+// else reads.
 #include <algorithm>
 
 #include "beginning.cuh"
@@ -27,14 +30,16 @@
 namespace overlap_gemm {
 namespace {
 
-// Threads that add up. One more warp announces the step and lets the epoch grow: a block that waited for its fence and its stores to all
-// ranks would be held up.
+// Threads that add up. One more warp announces the step and lets the epoch grow, so that the other warps need not wait for its
+// fence and its stores to all ranks.
 constexpr int kThreads = 512;
-// The barrier of these threads; and that of the first warp, once it has read the old epoch, and of the one more.
+// Named barriers. At the first the threads that add up meet. At the second the first warp arrives once it has read the old epoch;
+// the extra warp waits there before it lets the epoch grow.
 constexpr int kAdders = 1;
 constexpr int kEpochIsRead = 2;
 
-// Totals that go from one rank to another, in pieces of 16 bytes of sums, counted from row 0; or a word that says that sums are there.
+// Totals that one rank sends to another: a range of 16-byte pieces of sums, counted from row 0. Or no totals, but only the words
+// which signal that sums are complete.
 struct Run {
     uint64_t to;
     uint32_t first;
@@ -146,8 +151,8 @@ __device__ bool await_words_of_share(og_gather const& gather, og_slots const* aw
     return !__any_sync(0xffffffff, was_given_up);
 }
 
-// The same, for the block's first warp. If it gives up, all ranks learn of it before the next product can overwrite this rank's sums,
-// which they may still read.
+// Calls `await_words_of_share` in the block's first warp. If that fails, all ranks learn of it before the next product can
+// overwrite this rank's sums, which they may still read.
 __device__ void await_share(og_gather const& gather, og_slots const* awaited, int32_t count, uint32_t epoch, Shared& shared) {
     bool gives_up = !await_words_of_share(gather, awaited, count, epoch);
     if (gives_up) tell_that_rows_may_be_torn(gather);
@@ -157,8 +162,9 @@ __device__ void await_share(og_gather const& gather, og_slots const* awaited, in
 // Ranks whose sums are loaded at a time, if there are more than four.
 constexpr int kManyRanks = 8;
 
-// Adds up the piece at `at`, and those one and more strides behind it, kPlaces in all, and stores each total, at the receivers of
-// totals too. The loads of all places and of kRanks ranks go out together. `kIsPlain`: nothing but alpha follows a total.
+// Adds up kPlaces pieces, the first at `at` and each `stride()` behind the one before. Stores each total in D and, in two shots, at
+// the ranks that receive it. The loads of all places and of kRanks ranks go out together. `kIsPlain`: only alpha is applied to
+// totals.
 template <bool kIsPlain, int kPlaces, int kRanks, class Sum, class Output>
 __device__ void add_up_places(Exchange const& exchange, Shared const& shared, uint32_t at) {
     constexpr int kWidth = kWidthOf<Sum>;
@@ -183,7 +189,7 @@ __device__ void add_up_places(Exchange const& exchange, Shared const& shared, ui
             finish<Output, kWidth>(r, values[i], at_d, column);
         }
         store<Output, kWidth>(r.d, at_d, values[i]);
-        // A total fits in the place of a sum: see check_exchange. A block that gives up sends none, and never signals its share of them.
+        // A total fits in the place of a sum (check_exchange). A block that gives up sends no totals, and never signals its share.
         if constexpr (sizeof(Output) <= sizeof(Sum)) {
 #pragma unroll 1
             for (int32_t to = exchange.sums_signalled; to < exchange.signalled() && !is_given_up; ++to) {
@@ -252,14 +258,15 @@ __device__ void begin_by_warp(og_gather const& gather, og_gather_step const& ste
     if (__any_sync(0xffffffff, is_last)) beginning.begin(gather, step, false);
 }
 
-// Without what may follow a total it is a third as long: each launch reads its instructions from memory.
+// With kIsPlain the kernel has no code for C, bias, average and activation. It is then a third as long, which saves time because
+// each launch fetches its instructions from memory.
 template <bool kIsPlain, class Sum, class Output>
 __global__ void __launch_bounds__(kThreads + kWarp, 1)
     exchange_sums(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                   __grid_constant__ Exchange const exchange) {
-    // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
-    // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs, where that
-    // leaves an SM free.
+    // This rank's last step has ended, so the others may learn that it is consumed: the product started behind that step, and waits
+    // for its end before it lets this kernel start (GatheringMainloop::load_tail). So this step begins while the product still
+    // runs, if the product leaves an SM free.
     int32_t const warp = int32_t(threadIdx.x) / kWarp;
     if (warp == kThreads / kWarp) {
         if (!exchange.has_begun) begin_by_warp(gather, step);
@@ -304,8 +311,8 @@ __global__ void __launch_bounds__(kThreads + kWarp, 1)
     }
     join();
     bool const has_second_shot = exchange.has_second_shot();
-    // What follows waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a
-    // product that holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
+    // The next kernel may take free SMs from here on; it waits by itself for the end of this one. To call this sooner would gain 1
+    // us, but a product that held all other SMs while this block waits for a peer could keep out a product that the peer waits for.
     if (!has_second_shot) let_next_kernel_start();
     if (!exchange.has_total) return;
     if (exchange.total.ranks <= 2) {
@@ -363,7 +370,8 @@ void exchange(og_gather const& gather, og_gather_step const& step, og_exchange c
     og_reduction const& total = exchange.total;
     bool is_plain = !total.c && !total.bias && !total.average && total.activation == OG_ACTIVATION_NONE;
     Kernel kernel = (is_plain ? kernel_of<true> : kernel_of<false>)(total.sum_type, total.d_type);
-    // Behind no product it would say too early that the step before has been consumed: that step may still be adding up.
+    // Without a product before it, this kernel must not start early: it would announce the last step as consumed, while that step's
+    // kernel may still be adding up.
     launch_in_pairs(given.follows_product != 0, kernel, step.blocks, kThreads + kWarp, stream, "launch of exchange_sums",
                     gather, step, exchange);
 }

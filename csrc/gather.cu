@@ -134,7 +134,8 @@ struct Push {
         scales.copy(to + piece->offset[1]);
     }
 
-    // That this block's share of a span is there. Words that belong to no block are the first blocks'.
+    // Signals that this block's share of a span has arrived. If a span has more words than there are blocks, each block also sets
+    // every gridDim.x-th word behind its own.
     __device__ void signal(og_gather const& gather, og_gather_step const& step, int32_t span, uint32_t epoch) const {
         int32_t const writer_bits = gather.share_bits - step.span_bits;
         uint32_t* words = there + gather.signals_at + (piece->slot << gather.share_bits) + (span << writer_bits);
@@ -144,9 +145,9 @@ struct Push {
     }
 };
 
-// Whether a peer's rows arrive sooner than a block can know that its stores have arrived. Then a block signals all peers behind
-// one fence, since each fence takes equally long. (Each span, too, goes to all peers before the next one: its readers compute
-// all rows at the same time.)
+// Whether a peer gets so few rows that they arrive before a block's fence returns. Then a block signals all peers behind one fence,
+// because every fence takes the same time, however few stores it covers. (Each span, too, goes to all peers before the next span:
+// its readers compute all rows at the same time.)
 __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     constexpr uint64_t kFewBytes = 1 << 20;
     uint64_t bytes = 0;
@@ -223,8 +224,8 @@ __global__ void __launch_bounds__(kWarp)
         [=](int32_t i) { return signals + (slot_of(i) << share_bits) + share_of(i); },
         [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
-    // Not before: a product that had started would hold SMs that what is awaited may need, of a rank on the same GPU or of
-    // another operation.
+    // Not before the wait has ended: a product that had started would hold SMs which the awaited work may need, if another rank or
+    // another operation does that work on the same GPU.
     let_next_kernel_start();
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))

@@ -231,10 +231,10 @@ public:
         }
     }
 
-    // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
-    // next kernel would take SMs from what this one waits for. The kernel before has ended, too, so that no kernel
-    // ends before an older one, and none starts before all that a step's beginning writes is there: gather.cu
-    // counts on that. `stage` is the one that would be filled next.
+    // Called when the loading warp has loaded its last tile, so that this block waits for no chunk any more. If it let the next
+    // kernel start earlier, that kernel could take SMs which the awaited work needs. It first waits for the end of the kernel
+    // before. So no kernel ends before an older one, and none starts before all that a step's beginning writes is visible:
+    // gather.cu counts on that. `stage` is the one that would be filled next.
     CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, Stage stage) {
         wait_for_kernels_before();
         let_next_kernel_start();

@@ -11,14 +11,14 @@ namespace overlap_gemm {
 
 // The warp groups that share a tile, when they store it; of a ping-pong kernel, that is one group. (__syncthreads has 0.)
 constexpr int kTileBarrier = 1;
-// Two numbers each: of both groups of a ping-pong kernel.
+// Each of these takes two numbers, one for each group of a ping-pong kernel.
 constexpr int kMultiplyTurns = 2;
 constexpr int kStoreTurns = 4;
-// Two: of both groups of a cooperative kernel, when they add slices of K.
+// Two numbers, one for each group of a cooperative kernel: its threads meet there when it adds slices of K.
 constexpr int kSliceBarriers = 2;
-// Two: of both groups of a cooperative kernel, when each fills chunks of D.
+// Two numbers, one for each group of a cooperative kernel: its warps meet there when they fill a chunk of D together.
 constexpr int kFillBarriers = 4;
-// Two: of both groups, when they pass padding.
+// Two numbers, one for each group of any kernel: its warps meet there when they pass padding.
 constexpr int kPaddingBarriers = 6;
 
 // `kThreads` threads meet, in whole warps. `bar`, not `barrier`: where the compiler does not know that warps are whole, the

@@ -621,17 +621,17 @@ og_status og_gather_await(const og_gather *gather, const og_slots *slots, void *
  * kernels that wait for the sums among it. */
 og_status og_reduce(const og_reduction *reduction, void *stream);
 
-/* Enqueues a kernel that begins a step as `og_gather_begin` does, unless that has begun it, without pushes of rows and without toggles,
- * says that this rank's sums are complete, waits for those of other ranks, adds them up, and then sends, awaits and stores totals, if there
- * are any.
+/* Enqueues a kernel that begins a step as `og_gather_begin` does, but without pushes and toggles, unless `has_begun` says that the
+ * step has begun. The kernel signals that this rank's sums are complete, waits for those of other ranks, and adds all up. Then it
+ * sends, awaits and stores totals, if there are any.
  * Its blocks hold SMs while they wait, so ranks that share a GPU have to leave room there for each other's products. */
 og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, const og_exchange *exchange, void *stream);
 
-/* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`
- * (-1: to all, itself too) if `puts` is not 0, and then waits for as many signals from there as it has
- * waited for before, and one more, if `waits` is not 0. What the stream did before is visible to all that have waited
- * for the signal. A wait that ends with the limit or the abort word leaves a record, and so `over`: from
- * then on no wait of this pad waits. Can be captured into a graph. */
+/* Enqueues a kernel of one warp by which ranks signal each other on a channel. If `puts` is not 0, it signals `peer` (-1: all
+ * ranks, itself too). If `waits` is not 0, it then waits for the next signal of `peer` (-1: of each rank): the n-th wait waits
+ * for the n-th signal. What the stream did before is visible to all that have waited for the signal. A wait that ends without
+ * its signal (limit, abort word, or a rank that has left) leaves a record and sets `over`: from then on no wait of this pad
+ * waits. Can be captured into a graph. */
 og_status og_pad_meet(const og_pad *pad, int32_t channel, int32_t peer, int32_t puts, int32_t waits,
                       void *stream);
 

@@ -46,7 +46,7 @@ class PersistentKernel {
     static constexpr int kGroupThreads = 128;
     static constexpr int kWarpThreads = 32;
     static constexpr int kGroups = 2;
-    // Groups that share a tile; and from one of a group's tiles to its next, counted in the block's tiles.
+    // How many groups share a tile. A group computes every kTileStep-th of its block's tiles.
     static constexpr int kSharingGroups = kPingpong ? 1 : kGroups;
     static constexpr int kTileStep = kGroups / kSharingGroups;
     // Else a slice that is not stored would miss its turn.

@@ -1,8 +1,8 @@
 // The sum of all ranks' sums, and what follows it: how the rows that a rank gets become D.
 //
 // What belongs here: the kernel that adds up sums which are complete. It also stores a total that has arrived: one rank's sums.
-// Kernels before it on the stream have waited for the words of other ranks (`await` in gather.cu, or exchange.cu), so no block holds
-// an SM that another rank needs while it waits.
+// Earlier kernels on the stream have waited for the words of other ranks (`await` in gather.cu, or exchange.cu). So no block of
+// this kernel waits, and none holds an SM in vain that another rank needs.
 #include "instance.h"
 #include "signals.h"
 #include "totals.cuh"

@@ -3,7 +3,7 @@
 //
 // Invariant: a signal is stored with release at system scope, after everything that its stream did before;
 // counts only grow (and wrap), so nothing is ever reset, and a graph can be launched again and again; every
-// wait ends with its signal, the limit or the abort word.
+// wait ends with its signal, the limit, the abort word, or the departure of the rank that would signal.
 #include "instance.h"
 #include "signals.h"
 #include "waiting.cuh"

@@ -1,10 +1,11 @@
 // How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
-// What belongs here: which element of D each sum is, its way to and from memory, and the order of what becomes of it. Elements of 16 bits go chunk by chunk through
-// shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for itself, and waits for no other; transposed,
-// the warps of a group do so together. There are two to four chunks of shared memory: one is filled while TMA reads the others.
-// Elements of 8 bits go through shared memory, too, but the warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of
-// 32 bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
+// What belongs here: which element of D each sum is, its way to and from memory, and the order in which the epilogue changes it.
+// Elements of 16 bits go chunk by chunk through shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for
+// itself, and waits for no other; transposed, the four warps of a group do so together. A warp, or such a group, has two to four
+// chunks of shared memory: it fills one while TMA reads the others. Elements of 8 bits go through shared memory too, but the warp's
+// lanes store them, 8 bytes at a time: TMA stores at least 16 bytes of a row, and a chunk's row may have only 8. Elements of 32
+// bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
 //
@@ -147,8 +148,8 @@ public:
             store_chunks<false>(epilogue, tile, first, part_width, chunks, sums);
         }
         if constexpr (Epilogue::kIsFp8) epilogue.note_amax();
-        // All have read the vectors, and the next tile's may come: this group's or the other's. For the other's the end of this
-        // turn would do, but racecheck does not follow `bar.arrive`.
+        // The next tile, of this group or of the other, may overwrite the vectors only after all threads have read them. For the
+        // other group's tile the end of this turn would suffice, but racecheck does not follow `bar.arrive`.
         if (params_.epilogue.has_vectors) sync_tile();
         if (thread == 0) epilogue.end(kTransposed ? n_tile : m_tile, kTransposed ? m_tile : n_tile);
     }
@@ -323,7 +324,7 @@ private:
                     Shared::fill(chunk, thread, rounded);
                 }
                 cute::tma_store_fence();
-                // All but the last chunks have left the next buffer, which is filled behind this.
+                // TMA still reads at most kBuffers - 2 earlier chunks, so the next buffer, which is filled after this, is free.
                 cute::tma_store_wait<kBuffers - 2>();
                 sync_fillers();
                 auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
@@ -338,8 +339,9 @@ private:
         });
     }
 
-    // Adds a matrix times `factor`, and `nothing_or_nan`, chunk by chunk through the shared memory that D's chunks take later: while one is added, the
-    // next ones arrive. They are read from L2: this kernel may have begun before they were written (epilogue.cuh).
+    // Adds a matrix times `factor`, and `nothing_or_nan`, to the sums. The matrix comes chunk by chunk through the shared memory
+    // that D's chunks take later: while one chunk is added, the next ones arrive. They are read from L2, because this kernel may
+    // have begun before they were written (epilogue.cuh).
     template <class Sums>
     CUTLASS_DEVICE static void add(Tile const& tile, Place first, int part_width, uint32_t chunks, Element const* from,
                                    int64_t pitch, float factor, float nothing_or_nan, Sums& sums) {
@@ -376,8 +378,8 @@ private:
         }
     }
 
-    // Lets a warp's part of a chunk of a matrix that lies as D does come to shared memory, zeros where D has no elements. Row and column are the
-    // kernel's, in its tile.
+    // Starts the copy of a warp's part of a chunk into shared memory, with zeros where D has no elements. The matrix has D's
+    // layout. Row and column are the kernel's, in its tile.
     CUTLASS_DEVICE static void fetch_chunk(Element const* from, int64_t pitch, Tile const& tile, int kernel_row, int kernel_column,
                                            uint32_t chunk) {
         constexpr int kUnits = Shared::kUnits, kElements = 16 / int(sizeof(Element));
@@ -391,8 +393,8 @@ private:
             int const n = tile.column + (kTransposed ? kernel_row : kernel_column) + unit * kElements;
             bool const exists = m < tile.rows && n < tile.columns;
             auto const* address = exists ? from + m * pitch + n : from;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + Shared::unit_at(row, first_unit + unit)), "l"(address),
-                         "r"(exists ? 16 : 0)
+            uint32_t const to = chunk + Shared::unit_at(row, first_unit + unit);
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(address), "r"(exists ? 16 : 0)
                          : "memory");
         }
     }
@@ -424,10 +426,10 @@ private:
         }
     }
 
-    // Elements of 8 bits: each lane gives pairs of neighbours to `stmatrix`, as its elements of 16 bits. It gets 16 bytes back, a
-    // line of a matrix, with two pieces of 8 neighbours in D: of two rows 8 apart, in turns of a pair each, or, transposed, of two
-    // rows next to each other, in turns of an element each. (Where widths are in steps of 8, no larger pieces have the same
-    // alignment in all tiles.)
+    // Elements of 8 bits: each lane gives pairs of neighbours to `stmatrix`, as if a pair were one element of 16 bits. It then
+    // reads one line of a matrix, 16 bytes, which hold two pieces of 8 neighbours in D, interleaved: pairs of elements of two rows
+    // 8 apart or, transposed, single elements of two adjacent rows. (Widths are in steps of 8, so larger pieces would not have the
+    // same alignment in all tiles.)
     struct LanePieces {
         // Where in a chunk this lane's row of a matrix goes, and where its line comes from.
         uint32_t to_chunk, from_chunk;

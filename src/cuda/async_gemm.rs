@@ -92,8 +92,8 @@ impl AsyncGemm {
         Self::plan_all(device, &products, chunks, pivot_rank)
     }
 
-    /// [`AsyncGemm::plan`] for several products of the same A, each with options of its own: problems that differ in N, in B's
-    /// layout and in D, and in nothing else.
+    /// [`AsyncGemm::plan`] for several products of the same A, each with options of its own. Their problems
+    /// have the same shards, K, row stride of A, element type of A and scaling.
     pub fn plan_all(
         device: &Device,
         products: &[(Problem, GemmOptions)],

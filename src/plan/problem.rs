@@ -388,10 +388,10 @@ impl ProblemBuilder {
         self
     }
 
-    /// Whether the product is gated (default: no), as the first one of a SwiGLU layer: 8 columns of A · B are gates of the next
-    /// 8, and so on ([`interleave_gates`](super::interleave_gates) makes such a weight). D has N / 2 columns,
-    /// `activation(gate) · value`, where both are scaled and have their bias added before. N is a multiple of 16. There is no C, and
-    /// reductions take no such problem.
+    /// Whether the product is gated (default: no), as the first one of a SwiGLU layer. Of each 16 columns of A · B, the first 8
+    /// are gates and the other 8 their values ([`interleave_gates`](super::interleave_gates) makes such a weight). D has N / 2
+    /// columns: `activation(gate) · value`. Scales and bias are applied to both before. N is a multiple of 16. A gated product has no
+    /// C, and reductions refuse it.
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;
         self

@@ -164,7 +164,7 @@ impl Strategy {
     /// All of them.
     pub const ALL: [Strategy; 3] = [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
 
-    /// The largest product of a step.
+    /// The largest product of a step; not of a fused reduction, where each chunk is a product.
     pub fn part_of(self, problem: &Problem) -> Result<Problem> {
         match self {
             Strategy::Pipelined => problem.of_largest_shard(),

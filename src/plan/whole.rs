@@ -201,9 +201,10 @@ impl Plan {
         self.has_two_shots() && owner == rank && self.problem.ranks() > 1
     }
 
-    /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
-    /// rank gets the sums of all rows of all others, and adds up all rows itself. On GPUs, a fused one has two, and one by a kernel
-    /// if between equal shards two shots are expected to take less time.
+    /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one
+    /// shot, every rank gets the other ranks' sums of all rows, and adds up all rows itself. On GPUs, a fused all-reduce has
+    /// two shots. By a kernel it has two if there is one product, a D of 16 bits and at most 11 ranks, and if two shots are
+    /// estimated to take less time. The estimate assumes shards of equal size.
     pub fn has_two_shots(&self) -> bool {
         let PlanOptions { operation, strategy, engine, .. } = self.options;
         operation.is_all_reduce()

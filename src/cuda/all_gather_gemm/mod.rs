@@ -98,8 +98,8 @@ impl AllGatherGemm {
         Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], options)
     }
 
-    /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own: problems that differ in
-    /// N, in B's layout and in D, and in nothing else.
+    /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own. Their problems
+    /// have the same shards, K, row stride of A, element type of A and scaling.
     pub fn plan_all(
         group: &Arc<Group>,
         device: &Device,

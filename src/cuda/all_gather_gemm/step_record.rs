@@ -35,11 +35,11 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    /// What happened, on this rank's clock; waits for `stream`, on which the step was.
+    /// What happened, on this rank's clock. Waits for `stream`, the step's stream.
     ///
-    /// Events and the GPU's timer have no origin in common: the end of the last tile and the end of the last
-    /// product, which comes about a microsecond later, are taken for one. Pushes by a kernel have the time of the whole
-    /// kernel, each of them, up to some microseconds more than it took: another stream looks for its end.
+    /// CUDA events and the GPU's global timer have no common origin. So this takes the end of the last tile and the end of
+    /// the last product, which comes about a microsecond later, for the same time. Every push by a kernel gets the times of
+    /// the whole kernel. Its end may be some microseconds late, because another stream looks for it.
     pub fn timeline(&self, stream: &Arc<CudaStream>) -> Result<Timeline> {
         let products = self.tiles.iter().map(|tiles| tiles.read(stream));
         let products: Vec<Vec<TileRecord>> = products.collect::<Result<_>>()?;

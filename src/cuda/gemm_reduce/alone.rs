@@ -27,9 +27,9 @@ use crate::plan::{Problem, Reduction, check_aligned};
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
-/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel adds
-/// up few of them; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
-/// ([`CollectiveOptions::engine`] asks for either).
+/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. For few
+/// rows, one kernel reads all ranks' rows and adds them up. For many, copy engines, which take no SM, send them, and a kernel adds
+/// them up when all have arrived. [`CollectiveOptions::engine`] asks for either.
 ///
 /// ```no_run
 /// use overlap_gemm::ElementType;

@@ -115,8 +115,8 @@ impl<const ALL: bool> Reduce<ALL, true> {
         Self::plan_all(group, device, &products, options, reduction)
     }
 
-    /// [`plan`](Self::plan) for several products of the same A, each with options of its own: problems that differ in N, in B's
-    /// layout and in D, and in nothing else.
+    /// [`plan`](Self::plan) for several products of the same A, each with options of its own. Their problems
+    /// have the same shards, K, row stride of A, element type of A and scaling.
     pub fn plan_all(
         group: &Arc<Group>,
         device: &Device,

@@ -26,8 +26,9 @@ pub struct CollectiveOptions {
     pub engine: Option<Engine>,
     /// Chunks of a shard (default: chosen with the engine).
     pub pieces: Option<u32>,
-    /// Overwrites received rows, or sums, with NaN when the next step begins, and sums that others read before they are computed, so
-    /// that a read too early or too late shows in the result. For finding faults; costs up to two memsets a step.
+    /// Whether a step overwrites with NaN the received rows or sums of the step before, and the own sums that peers read until it
+    /// has computed them (default: no). A read too early or too late then shows as NaN in the result. It is for finding faults, and
+    /// costs up to two memsets a step.
     pub poison: bool,
     /// The timeout of each wait for another rank: `first` (default: 60 s) in planning and the first step, `steady` (default: 10 s)
     /// in later steps and in graphs.
@@ -64,7 +65,7 @@ impl CollectiveOptions {
         self
     }
 
-    /// Whether rows of past steps are filled with NaN.
+    /// Whether each step overwrites with NaN what the step before has received: [`CollectiveOptions::poison`].
     #[must_use]
     pub fn with_poison(mut self, poison: bool) -> Self {
         self.poison = poison;

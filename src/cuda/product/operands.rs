@@ -55,8 +55,9 @@ pub struct Operands<'a, A, B, D: Element> {
 impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// A, B and D; `alpha` is 1, `beta` is 0.
     ///
-    /// A and D have the rows of this call, or up to as many as planned, of which the first are used; B has all of its rows. The
-    /// padding of the last row may be left out where rows are not packed. Pass a view of a larger allocation.
+    /// A and D hold at least the rows of this call, and at most as many as planned; the call uses the first ones. B holds all
+    /// of its rows. Where the row stride is larger than a row, the last row may end without padding. Of a larger allocation, pass a
+    /// view.
     pub fn new(
         a: &'a impl DevicePtr<A>,
         b: &'a impl DevicePtr<B>,

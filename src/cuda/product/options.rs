@@ -24,9 +24,8 @@ pub struct GemmOptions {
     pub bias: bool,
     /// Whether there is a C: a matrix that lies as D does, times `beta`.
     pub c: bool,
-    /// Whether fp8 sums may stay in the tensor cores for all of K (default), which keep about 13
-    /// fractional bits of them; if not, they are added up in f32 every 128 products. Wider types do
-    /// not look at it.
+    /// Whether the tensor cores add up an fp8 product over all of K (default: yes). They keep about 13 fractional bits of
+    /// a sum. If not, the kernel adds each 128 products to a sum in f32, which is slower. It has no effect on wider types.
     pub fast_accumulation: bool,
     /// Which kernel, by its name (default: the one that should be fastest).
     pub kernel: Option<String>,

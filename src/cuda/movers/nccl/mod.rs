@@ -91,7 +91,8 @@ impl Shared {
 }
 
 impl Communicator {
-    /// Joins all ranks of `group`, of which all call this. Ends with the group.
+    /// Makes a communicator of all ranks of `group`. Collective; `limit` is the timeout of each wait for other ranks. When
+    /// the group ends, so does the communicator.
     pub fn join(
         nccl: &Arc<Nccl>,
         group: &Arc<Group>,
@@ -101,8 +102,8 @@ impl Communicator {
         Self::make(nccl, group, device, limit, false)
     }
 
-    /// [`Communicator::join`] in the mode that others use NCCL in: a call takes some 50 µs less of the host's time,
-    /// and may wait for ever for a rank that is gone. For comparisons.
+    /// [`Communicator::join`] with blocking calls, NCCL's default mode, for comparisons. A call takes some 50 µs less of the
+    /// host's time, but may wait for ever for a rank that is gone.
     pub fn join_without_limits(
         nccl: &Arc<Nccl>,
         group: &Arc<Group>,
