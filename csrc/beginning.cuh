@@ -168,7 +168,7 @@ struct Beginning {
     }
 
     // Gives the step up. Streams and kernels may still send rows after that, once the epoch has grown or this kernel has ended. So
-    // all ranks are told first.
+    // all ranks learn of it first.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {
         tell_that_rows_may_be_torn(gather);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+use cudarc::driver::{CudaStream, result};
 
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
@@ -56,8 +56,7 @@ pub struct SignalPad {
     group: Arc<Group>,
     device: Device,
     memory: Arc<SymmetricMemory>,
-    /// Where each rank's words are, and where that is.
-    table: Arc<CudaSlice<u64>>,
+    /// Where the addresses of all ranks' words are.
     table_at: CUdeviceptr,
     host: Arc<HostWords>,
     channels: u32,
@@ -81,9 +80,11 @@ impl SignalPad {
         let remedy = "use few channels: each is as good for many signals, one after the other";
         Error::check_range("the number of channels", channels, 1..=MAX_CHANNELS, remedy)?;
         let words = OG_PAD_HEADER + 3 * channels * group.ranks();
-        let bytes = u64::from(words) * size_of::<u32>() as u64;
+        // Behind the words: where each rank's are. In memory of its own this table would take 32 MiB, a block of the driver's pool.
+        let table_offset = (u64::from(words) * size_of::<u32>() as u64).next_multiple_of(8);
+        let bytes = table_offset + u64::from(group.ranks()) * size_of::<CUdeviceptr>() as u64;
         let memory = SymmetricMemory::new(group, device, bytes, limit)?;
-        let made = Self::make(group, device, memory, channels, limit);
+        let made = Self::make(group, device, memory, table_offset, channels, limit);
         let pad = made.inspect_err(|error| group.abort(&format!("no signal pad: {error}")))?;
         // Nobody may signal before the words are zero.
         group.barrier("a signal pad is there", limit)?;
@@ -94,6 +95,7 @@ impl SignalPad {
         group: &Arc<Group>,
         device: &Device,
         memory: SymmetricMemory,
+        table_offset: u64,
         channels: u32,
         limit: Duration,
     ) -> Result<Self> {
@@ -103,10 +105,10 @@ impl SignalPad {
         // SAFETY: this rank's part is so long, and nobody else uses it before the barrier.
         unsafe { result::memset_d8_sync(memory.own_address(), 0, memory.bytes() as usize) }
             .in_call("cuMemsetD8")?;
-        let stream = device.new_stream()?;
-        let table = stream.clone_htod(&memory.addresses()?).in_call("cuMemcpyHtoD")?;
-        // Asked once: with each question `cudarc` lets the stream wait for the copy, which no capture survives.
-        let table_at = table.device_ptr(&stream).0;
+        let table_at = memory.own_address() + table_offset;
+        // SAFETY: as above, and `bytes` in `new` has room for the table.
+        unsafe { result::memcpy_htod_sync(table_at, &memory.addresses()?) }
+            .in_call("cuMemcpyHtoD")?;
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
         let host = Arc::new(HostWords::new(device)?);
@@ -116,7 +118,6 @@ impl SignalPad {
             group,
             device,
             memory: Arc::new(memory),
-            table: Arc::new(table),
             table_at,
             host,
             channels,
@@ -244,8 +245,7 @@ impl Drop for SignalPad {
         context.record_err(context.bind_to_thread());
         let over = self.uses.wait();
         if over.is_err() || self.uses.are_in_graphs() {
-            let (host, memory) = (Arc::clone(&self.host), Arc::clone(&self.memory));
-            std::mem::forget((host, memory, Arc::clone(&self.table)));
+            std::mem::forget((Arc::clone(&self.host), Arc::clone(&self.memory)));
         }
     }
 }
