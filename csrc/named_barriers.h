@@ -27,6 +27,15 @@ template <int kBarrier, int kThreads>
 CUTLASS_DEVICE void meet_at() {
     asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
+// The threads of a group meet at its number of two: the first group's is `kFirst`, the other's is the next.
+template <int kFirst, int kThreads>
+CUTLASS_DEVICE void meet_group_at(bool is_first) {
+    if (is_first) {
+        meet_at<kFirst, kThreads>();
+    } else {
+        meet_at<kFirst + 1, kThreads>();
+    }
+}
 // Counts as one that meets, and goes on.
 template <int kBarrier, int kThreads>
 CUTLASS_DEVICE void arrive_at() {

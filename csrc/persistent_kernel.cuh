@@ -29,9 +29,7 @@ template <int kFirst, int kThreads>
 struct Turns {
     // Called once, by the second group.
     CUTLASS_DEVICE static void begin() { end(1); }
-    CUTLASS_DEVICE static void await(int group) {
-        if (group == 0) meet_at<kFirst, kThreads>(); else meet_at<kFirst + 1, kThreads>();
-    }
+    CUTLASS_DEVICE static void await(int group) { meet_group_at<kFirst, kThreads>(group == 0); }
     CUTLASS_DEVICE static void end(int group) {
         if (group == 0) arrive_at<kFirst + 1, kThreads>(); else arrive_at<kFirst, kThreads>();
     }
@@ -222,11 +220,7 @@ private:
             pipeline.consumer_wait(stage);
             // All warps have seen the step before one of them releases it. Matrix instructions keep a group's warps together; a
             // warp that came too late would wait for a phase that is over.
-            if (group == 0) {
-                meet_at<kPaddingBarriers, kGroupThreads>();
-            } else {
-                meet_at<kPaddingBarriers + 1, kGroupThreads>();
-            }
+            meet_group_at<kPaddingBarriers, kGroupThreads>(group == 0);
             pipeline.consumer_release(stage);
         }
         if constexpr (kPingpong) {

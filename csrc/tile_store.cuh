@@ -26,15 +26,12 @@
 namespace overlap_gemm {
 
 // kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1. `kSharers` blocks of a cluster load rows
-// together. A warp, or the group whose warps fill chunks
-// together, has `kBuffers` chunks of shared memory. A launch may have narrower tiles, but not below
-// `kLeast`.
+// together. A warp, or the group whose warps fill chunks together, has `kBuffers` chunks of shared memory. A launch may have
+// narrower tiles, but not below `kLeast`.
 template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroupsM, int kGroupsN, int kSharers, int kBuffers>
 class TileStore {
 public:
     static constexpr int kStripRows = 64;
-    static constexpr int kWarpRows = 16;
-    static constexpr int kGroupWarps = kStripRows / kWarpRows;
     static constexpr int kTileM = cute::size<0>(KernelTile{});
     static constexpr int kTileN = cute::size<1>(KernelTile{});
     static constexpr int kGroups = kGroupsM * kGroupsN;
@@ -51,13 +48,14 @@ public:
     static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
     using Shared = SharedChunk<Element, kChunk, kTransposed>;
-    static_assert(Shared::kWarpRows == kWarpRows);
+    static constexpr int kWarpRows = Shared::kWarpRows;
+    static constexpr int kGroupWarps = kStripRows / kWarpRows;
     static constexpr int kChunkBytes = sizeof(Element) <= 2 ? Shared::kBytes : 0;
     // Warps that fill a chunk together.
     static constexpr int kFillers = Shared::kWarps;
     static_assert(kFillers == 1 || (kFillers == kGroupWarps && kChunkBytes % 1024 == 0));
     // The columns of D in a chunk.
-    static constexpr int kChunkColumns = kTransposed ? kFillers * kWarpRows : kChunk;
+    static constexpr int kChunkColumns = Shared::kRowBytes / int(sizeof(Element));
     static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
     // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
     static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
@@ -136,7 +134,7 @@ public:
             sync_tile();
         }
         int const part = part_of(thread);
-        // Behind the leader's wait for the tile before, which `wait_for_reads` is.
+        // No chunk is filled before the leader has waited for TMA's reads of the tile before.
         sync_fillers();
         int const part_width = width() / kGroupsN;
         Place const first = first_of(part);
@@ -177,7 +175,7 @@ private:
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
 
     CUTLASS_DEVICE static void sync_tile() { meet_at<kTileBarrier, kGroups * 128>(); }
-    // The warps that fill a chunk together.
+    // The warps that fill a chunk together meet.
     CUTLASS_DEVICE static void sync_fillers() {
         if constexpr (kFillers == 1) {
             __syncwarp();

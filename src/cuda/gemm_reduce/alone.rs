@@ -56,7 +56,7 @@ pub type ReduceScatter = Reduce<false, false>;
 /// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
 ///
 /// The results of all ranks are equal bit for bit. Each rank adds up all rows, in one shot. A kernel has two shots for many
-/// rows, if there are three ranks or more and totals are stored in 16 bits: each rank adds up its own rows, and sends the totals
+/// rows, if there are three to eleven ranks and totals are stored in 16 bits: each rank adds up its own rows, and sends the totals
 /// ([`Plan::has_two_shots`](crate::plan::Plan::has_two_shots)).
 pub type AllReduce = Reduce<true, false>;
 

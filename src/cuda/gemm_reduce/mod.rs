@@ -70,7 +70,7 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// Fused, there are two shots: the products of a rank's own rows add the others' sums, as in a fused [`GemmReduceScatter`], and the rank
 /// sends these rows of D to all others, chunk by chunk. Then no rank may have more rows in a step than the largest planned shard.
 /// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank adds
-/// up all rows. Steps of more rows have two, if there are three ranks or more, one product and a D of 16 bits an element
+/// up all rows. Steps of more rows have two, if there are three to eleven ranks, one product and a D of 16 bits an element
 /// ([`Plan::has_two_shots`]). Otherwise there is one shot. The problem's shards say which rows are whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
