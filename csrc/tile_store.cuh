@@ -4,8 +4,8 @@
 // Elements of 16 bits go chunk by chunk through shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for
 // itself, and waits for no other; transposed, the four warps of a group do so together. A warp, or such a group, has two to four
 // chunks of shared memory: it fills one while TMA reads the others. Elements of 8 bits go through shared memory too, but the warp's
-// lanes store them, 8 bytes at a time: TMA stores at least 16 bytes of a row, and a chunk's row may have only 8. Elements of 32
-// bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
+// lanes store them (lane_pieces.cuh). Elements of 32 bits go straight to memory: four or eight neighbouring threads fill a sector
+// of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
 //
@@ -19,6 +19,7 @@
 #include "cute/layout.hpp"
 
 #include "epilogue.cuh"
+#include "lane_pieces.cuh"
 #include "named_barriers.h"
 #include "shared_chunk.cuh"
 #include "tma_matrix.h"
@@ -305,7 +306,14 @@ private:
                                      uint32_t const chunks, Sums const& sums) const {
         bool const leads = is_leader();
         int const thread = thread_in_group();
-        auto const pieces = lane_pieces<kGated>(thread % 32, tile, first, part_width);
+        auto const pieces = [&] {
+            if constexpr (sizeof(Element) == 1) {
+                return LanePieces<Element, kChunk, kTransposed, kGated ? 2 : 1>(thread % 32, tile, first, part_width, params_.d,
+                                                                                params_.ldd);
+            } else {
+                return 0;
+            }
+        }();
         uint32_t chunk = chunks;
         each_chunk(part_width, [&](int strip, int column) {
             int const row = first.row + strip * kGroupsM * kStripRows;
@@ -329,7 +337,9 @@ private:
                 if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
             } else {
                 if (epilogue.notes()) note<kGated>(epilogue, tile, row, first.column + column, part_width - column, outputs);
-                store_by_lanes<kGated>(epilogue, pieces, strip, column, chunk, outputs);
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < int(outputs.size()); ++i) outputs[i] = epilogue.quantize(outputs[i]);
+                pieces.store(strip * kGroupsM * kStripRows, column, chunk, outputs, params_.ldd);
             }
             if constexpr (kChunkBytes != 0) {
                 chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
@@ -424,44 +434,6 @@ private:
         }
     }
 
-    // Elements of 8 bits: each lane gives pairs of neighbours to `stmatrix`, as if a pair were one element of 16 bits. It then
-    // reads one line of a matrix, 16 bytes, which hold two pieces of 8 neighbours in D, interleaved: pairs of elements of two rows
-    // 8 apart or, transposed, single elements of two adjacent rows. (Widths are in steps of 8, so larger pieces would not have the
-    // same alignment in all tiles.)
-    struct LanePieces {
-        // Where in a chunk this lane's row of a matrix goes, and where its line comes from.
-        uint32_t to_chunk, from_chunk;
-        // Where the first piece of the first chunk goes; how many of the kernel's rows and columns there are from there on.
-        Element* to;
-        int rows, columns;
-    };
-
-    template <bool kGated>
-    CUTLASS_DEVICE LanePieces lane_pieces(int lane, Tile const& tile, Place const& first, int part_width) const {
-        if constexpr (kByTma || kChunkBytes == 0) return {};
-        constexpr int kColumnsEach = kGated ? 2 : 1, kMatrices = kChunk / 8 / kColumnsEach;
-        // Lanes whose pieces are neighbours in D store them at a time. Their lines are in different banks.
-        auto line_at = [](int matrix, int line) {
-            return uint32_t(matrix * 8 + (kTransposed ? line : line ^ matrix * (8 / kMatrices))) * 16;
-        };
-        int const matrix = kTransposed ? lane / 8 : lane % kMatrices, line = kTransposed ? lane % 8 : lane / kMatrices;
-        // The first piece in the chunk, of the kernel's rows and columns.
-        Place const at = !kTransposed ? Place{line, matrix * 8 * kColumnsEach}
-                         : kGated     ? Place{0, matrix * 16 + line % 2 * 8 + line / 2 * 2}
-                                      : Place{line % 2 * 8, matrix * 8 + line / 2 * 2};
-        int const row = first.row + at.row, column = first.column + at.column;
-        int const m = tile.row + (kTransposed ? column : row), n = tile.column + (kTransposed ? row : column);
-        int const rows_left = tile.rows - m, columns_left = tile.columns - n;
-        bool const has_line = kTransposed ? matrix < kMatrices : line < 8;
-        LanePieces pieces;
-        pieces.to_chunk = line_at(lane / 8 % kMatrices, lane % 8);
-        pieces.from_chunk = line_at(matrix % kMatrices, line % 8);
-        pieces.to = params_.d + int64_t(m) * params_.ldd + n / kColumnsEach;
-        pieces.rows = has_line ? (kTransposed ? columns_left : rows_left) : 0;
-        pieces.columns = min(part_width - at.column, kTransposed ? rows_left : columns_left);
-        return pieces;
-    }
-
     // Outputs that D has, from the kernel's row and column on; its part has `columns` columns from there on.
     template <bool kGated, int kCount>
     CUTLASS_DEVICE static void note(Epilogue& epilogue, Tile const& tile, int row, int column, int columns,
@@ -476,33 +448,6 @@ private:
                 epilogue.note(outputs[i]);
             }
         }
-    }
-
-    template <bool kGated, int kCount>
-    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, LanePieces const& pieces, int strip, int column, uint32_t chunk,
-                                       cutlass::Array<float, kCount> outputs) const {
-        constexpr int kMatrices = kCount / 4;
-        int const row = strip * kGroupsM * kStripRows;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) outputs[i] = epilogue.quantize(outputs[i]);
-        auto const rounded = cutlass::NumericArrayConverter<Element, float, kCount>{}(outputs);
-        auto* words = reinterpret_cast<uint32_t const*>(rounded.data());
-        Shared::store_matrices(chunk + pieces.to_chunk, words[0], words[1 % kMatrices], words[2 % kMatrices], words[3 % kMatrices]);
-        __syncwarp();
-        uint4 line;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
-                     : "r"(chunk + pieces.from_chunk)
-                     : "memory");
-        Element* const to = pieces.to + (kTransposed ? column * params_.ldd + row / (kGated ? 2 : 1)
-                                                   : row * params_.ldd + column / (kGated ? 2 : 1));
-        auto store_piece = [&](int apart, uint32_t which) {
-            if (row + (kTransposed ? 0 : apart) >= pieces.rows || column + (kTransposed ? apart : 0) >= pieces.columns) return;
-            *reinterpret_cast<uint2*>(to + apart * params_.ldd) =
-                make_uint2(__byte_perm(line.x, line.y, which), __byte_perm(line.z, line.w, which));
-        };
-        store_piece(0, kTransposed ? 0x6420 : 0x5410);
-        store_piece(kTransposed ? 1 : 8, kTransposed ? 0x7531 : 0x7632);
     }
 
     Params const& params_;
