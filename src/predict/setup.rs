@@ -3,6 +3,8 @@
 //! What belongs here: the value, what the GPU executor takes where nothing is asked for, and the order of setups by their
 //! predicted times. Invariant: a setup's kernel computes what its problem asks for; equal questions have equal answers.
 
+use std::time::Duration;
+
 use super::machine::Machine;
 use super::{Estimate, estimate};
 use crate::element::ElementType;
@@ -164,12 +166,16 @@ pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>
     ways
 }
 
-/// How much longer a reduction by a kernel may be predicted to take, and still come before one by copies: predictions err by as much,
-/// and its step costs the host 11 to 13 µs where copies cost 30 (benches/results/2026-11-28-h100x2-few-sums.txt).
+/// By how much a reduction by a kernel may be predicted to take longer, and still come before one by copies, as a part of its time:
+/// predictions err by as much.
 const KERNEL_LEAD: f64 = 0.03;
 
-/// Those that can be predicted, each with its time. The fastest comes first, but a reduction by a kernel is taken for 3 % faster than
-/// predicted; among equals the first.
+/// And at most by so much: what its step costs the host less, 11 to 13 µs where copies cost 30
+/// (benches/results/2026-11-28-h100x2-few-sums.txt). Of long steps 3 % are more than that.
+const MOST_KERNEL_LEAD: Duration = Duration::from_micros(18);
+
+/// Those that can be predicted, each with its time. The fastest comes first, but a reduction by a kernel is taken for a little
+/// faster than predicted; among equals the first.
 pub fn ranked(
     machine: &Machine,
     problem: &Problem,
@@ -183,7 +189,8 @@ pub fn ranked(
     let mut all: Vec<_> = predicted.collect();
     let score = |(setup, estimate): &(Setup, Estimate)| match setup.way.engine {
         Engine::Kernel { .. } if setup.operation.reduces() => {
-            estimate.total.div_f64(1.0 + KERNEL_LEAD)
+            let lead = estimate.total.mul_f64(KERNEL_LEAD).min(MOST_KERNEL_LEAD);
+            estimate.total - lead
         }
         _ => estimate.total,
     };

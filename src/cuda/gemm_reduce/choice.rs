@@ -149,6 +149,17 @@ mod tests {
         }
     }
 
+    /// 3 % of a long step are more than what a kernel spares the host.
+    #[test]
+    fn a_kernel_is_not_preferred_where_copies_are_much_sooner() {
+        let problem = Problem::builder(15638, 4224, 10624).ranks(2).build().unwrap();
+        let (operation, partials) = (Operation::GemmAllReduce, Partials::Bf16);
+        let products = &[(problem, GemmOptions::default())];
+        let reduced = Reduced { operation, products, columns: 4224, partials };
+        let (way, why) = reduced.choose_of(all_kernels(), &ways(operation), 132);
+        assert!(!matches!(way.engine, Engine::Kernel { .. }), "{why}");
+    }
+
     /// A way that one of several products cannot go is not chosen, in whichever order they are planned.
     #[test]
     fn every_product_has_a_say_in_the_way() {
