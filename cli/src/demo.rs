@@ -8,14 +8,14 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::host::Link;
-use overlap_gemm::plan::{Operation, Plan, PlanOptions, Problem};
+use overlap_gemm::plan::{Operation, Plan, Problem};
 use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, bytes_sent, describe_machine, usual_chunks, usual_options};
+use crate::on_threads::{Steps, bytes_sent, describe_machine, drawn_options};
 use crate::output::DrawnArgs;
 use crate::problem_args::What;
 use crate::statistics::median;
@@ -99,9 +99,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 impl Args {
     fn measure(&self, interrupt: Interrupt) -> Result<Shown, Failure> {
         let problem = Problem::builder(self.m, self.n, self.k).ranks(self.ranks).build()?;
-        let chunks = self.chunks.unwrap_or_else(|| usual_chunks(&problem));
         let operation = Operation::from(self.operation);
-        let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
+        let options = drawn_options(&problem, operation, self.chunks);
         let steps = Steps::new(&problem, options, WARM_UP + self.steps as usize, 1);
 
         let unlimited = steps.record(None, interrupt)?;

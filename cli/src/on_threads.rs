@@ -3,7 +3,6 @@
 //! Invariant: all results are compared with the reference, and the outcome names wrong ranks.
 
 use std::fs;
-use std::num::NonZero;
 
 use overlap_gemm::exercise::{Exercise, Outcome};
 use overlap_gemm::host::{GroupOptions, Link, Stream};
@@ -18,15 +17,13 @@ use crate::statistics::median;
 /// Rows of each rank's output that are compared with the reference.
 const COMPARED_ROWS: u32 = 64;
 
-/// The default number of chunks of a rank: four, or the rows of the largest shard.
-pub fn usual_chunks(problem: &Problem) -> u32 {
-    4.min(problem.shards().most_rows())
-}
-
-/// The options of a step to draw: a tile is as high as a chunk where possible, so that it waits for that chunk alone.
-pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
-    let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
-    PlanOptions::new().with_pieces(chunks).with_tiling(Tiling::of_tile(rows, 256))
+/// The options of a step to draw, by default with up to four chunks a rank: a tile is as high as a chunk where possible, so
+/// that it waits for that chunk alone.
+pub fn drawn_options(problem: &Problem, operation: Operation, chunks: Option<u32>) -> PlanOptions {
+    let most = problem.shards().most_rows();
+    let chunks = chunks.unwrap_or(most.min(4));
+    let tiling = Tiling::of_tile(most.div_ceil(chunks.max(1)).clamp(16, 256), 256);
+    PlanOptions { operation, ..PlanOptions::new().with_pieces(chunks).with_tiling(tiling) }
 }
 
 /// The library's options for a problem, with the number of chunks.
@@ -211,7 +208,7 @@ pub fn rate_of(link: Option<Link>) -> Option<f64> {
 
 /// The number of threads that can run at once.
 pub fn cores() -> u32 {
-    std::thread::available_parallelism().map_or(1, NonZero::get) as u32
+    Stream::for_ranks(1).workers()
 }
 
 /// The name of the processor, if the system has it.

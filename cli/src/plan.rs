@@ -152,7 +152,7 @@ fn show(
 }
 
 /// Enough epochs for every buffer to be used again twice.
-pub const EPOCHS: u32 = 5;
+const EPOCHS: u32 = 5;
 
 /// The most looks at a thread (is it enabled?) that a check may need: minutes.
 const MOST_LOOKS: u128 = 30_000_000_000;
@@ -177,13 +177,13 @@ impl fmt::Display for Verdict {
                 let arrives = match operation {
                     Operation::GemmReduceScatter => "every rank's sums reach their owner once",
                     Operation::GemmAllReduce => {
-                        "every rank's sums reach whoever adds them up once, and every rank gets each total"
+                        "every rank's sums reach the rank that adds them up once, and every rank gets each total"
                     }
                     _ => "every chunk reaches every rank once",
                 };
                 writeln!(
                     f,
-                    "no deadlock, no read too early, no overwrite;\n  {arrives}, in the order of need"
+                    "no deadlock, no read too early, no overwrite;\n  {arrives}, in the order in which they are needed"
                 )
             }
             Some(violation) => writeln!(f, "{violation}"),
@@ -219,7 +219,8 @@ fn check(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdict
     Ok(Verdict { orders, epochs: EPOCHS, seed, violation, operation: plan.options().operation })
 }
 
-fn run_order(schedules: &Schedules, seed: u64) -> Result<(), Violation> {
+/// Runs them on the model in one order, which follows from the seed.
+pub fn run_order(schedules: &Schedules, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
     model::run(schedules, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
 }

@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long)]
     m: u64,
 
-    /// Columns of each rank's B and D (of all ranks' together with --split-n)
+    /// Columns of B and D on one rank; with --split-n, on all ranks together
     #[arg(long)]
     n: u64,
 
@@ -55,10 +55,6 @@ pub struct Args {
     #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
     link: Option<f64>,
 
-    /// Rate to any one other GPU, for GPUs connected in pairs [default: the rate of the link]
-    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
-    peer_link: Option<f64>,
-
     /// SMs of a GPU [default: an H200's]
     #[arg(long, help_heading = "Machine")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -74,7 +70,7 @@ Examples:
   overlap-gemm predict --m 4096 --n 3584 --k 8192
   overlap-gemm predict --m 1024 --n 8192 --k 3584 --operation gemm-reduce-scatter
   overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
-  overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190";
+  overlap-gemm predict --m 4096 --n 3584 --k 8192 --types e4m3 --scaling rows --link 190";
 
 /// Predicts, and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -95,9 +91,6 @@ impl Args {
         let mut machine = Machine::h200();
         if let Some(gbps) = self.link {
             machine = machine.with_link(gbps);
-        }
-        if let Some(gbps) = self.peer_link {
-            machine = machine.with_peer_link(gbps);
         }
         self.sms.map_or(machine, |sms| machine.with_sms(sms))
     }
@@ -250,11 +243,8 @@ impl Prediction {
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { sms, link_gbps, peer_gbps, .. } = self.machine;
+        let Machine { sms, link_gbps, .. } = self.machine;
         write!(f, "predicted for GPUs of {sms} SMs with {link_gbps} GB/s in each direction")?;
-        if peer_gbps < link_gbps {
-            write!(f, ", {peer_gbps} GB/s to each other one")?;
-        }
         writeln!(f, "; µs a step in a steady loop\n")?;
         let problems = self.cases.iter().map(|case| case.problem.chars().count());
         let width = problems.max().unwrap_or(0);

@@ -5,8 +5,8 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use overlap_gemm::plan::{
-    BLayout, ClusterShape, Operation, PlanOptions, Problem, ProblemBuilder, Scaling, TileShape,
-    Tiling,
+    BLayout, ClusterShape, ElementTypes, Operation, PlanOptions, Problem, ProblemBuilder, Scaling,
+    TileShape, Tiling,
 };
 use overlap_gemm::{ElementType, Error};
 
@@ -48,17 +48,10 @@ pub struct ProblemArgs {
 /// What the matrices hold, and how B lies.
 #[derive(clap::Args)]
 pub struct KindArgs {
-    /// Element type of A: bf16, f16, f32, e4m3 or e5m2
-    #[arg(long, value_name = "TYPE", default_value = "bf16")]
-    a: ElementType,
-
-    /// Element type of B [default: that of A]
-    #[arg(long, value_name = "TYPE")]
-    b: Option<ElementType>,
-
-    /// Element type of D [default: that of A, bf16 for fp8]
-    #[arg(long, value_name = "TYPE")]
-    d: Option<ElementType>,
+    /// Element types (bf16, f16, f32, e4m3, e5m2): one for A and B, or AxB, or AxB:D such as e4m3xe5m2:f16
+    /// [D, if not named: that of A, bf16 for fp8]
+    #[arg(long, default_value = "bf16", value_parser = element_types)]
+    types: ElementTypes,
 
     /// Layout of B in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = b_layout())]
@@ -72,13 +65,24 @@ pub struct KindArgs {
 impl KindArgs {
     /// A problem of that size, of one rank so far.
     pub fn builder(&self, m: u64, n: u64, k: u64) -> ProblemBuilder {
-        let b = self.b.unwrap_or(self.a);
-        let d = self.d.unwrap_or(if self.a.is_fp8() { ElementType::Bf16 } else { self.a });
-        Problem::builder(m, n, k)
-            .elements(self.a, b, d)
-            .b_layout(self.b_layout)
-            .scaling(self.scaling)
+        let ElementTypes { a, b, d } = self.types;
+        Problem::builder(m, n, k).elements(a, b, d).b_layout(self.b_layout).scaling(self.scaling)
     }
+}
+
+/// Reads `bf16`, `e4m3xe5m2` or `bf16xbf16:f32`; D is like A, or bf16 for fp8, if not named.
+pub fn element_types(text: &str) -> Result<ElementTypes, Error> {
+    let (inputs, d) = text.split_once(':').map_or((text, None), |(ab, d)| (ab, Some(d)));
+    let (a, b) = inputs.split_once('x').unwrap_or((inputs, inputs));
+    let (a, b): (ElementType, ElementType) = (a.parse()?, b.parse()?);
+    let d = match d {
+        Some(d) => d.parse()?,
+        None if a.is_fp8() => ElementType::Bf16,
+        None => a,
+    };
+    let types = ElementTypes { a, b, d };
+    types.check()?;
+    Ok(types)
 }
 
 /// Reads `nk` or `kn`.
@@ -185,6 +189,20 @@ fn extent(text: &str) -> Result<(u32, u32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn types_of_d_follow_those_of_a() {
+        use ElementType::*;
+        let types = element_types;
+        assert_eq!(types("bf16"), Ok(ElementTypes::all(Bf16)));
+        assert_eq!(types("e4m3xe5m2"), Ok(ElementTypes { a: E4m3, b: E5m2, d: Bf16 }));
+        assert_eq!(types("f16xf16:f32"), Ok(ElementTypes { a: F16, b: F16, d: F32 }));
+        assert_eq!(types("e4m3:f16"), Ok(ElementTypes { a: E4m3, b: E4m3, d: F16 }));
+        assert_eq!(types("e4m3:e4m3"), Ok(ElementTypes::all(E4m3)));
+        for text in ["", "int8", "bf16xf16", "bf16x", "e4m3:e5m2", "bf16:e4m3", "bf16:", "e5m2"] {
+            assert!(types(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn extents_are_two_numbers() {

@@ -2,43 +2,8 @@
 //!
 //! Invariant: no number is made up for an empty list: its figures are `None`.
 
-use serde::Serialize;
-
-/// What a list of times looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Summary {
-    /// The middle one.
-    pub median: f64,
-    /// The least.
-    pub min: f64,
-    /// The largest.
-    pub max: f64,
-    /// A quarter lies below.
-    pub lower_quartile: f64,
-    /// A quarter lies above.
-    pub upper_quartile: f64,
-}
-
-impl Summary {
-    /// Of all `values`.
-    pub fn of(values: &[f64]) -> Option<Summary> {
-        Some(Summary {
-            median: quantile(values, 0.5)?,
-            min: quantile(values, 0.0)?,
-            max: quantile(values, 1.0)?,
-            lower_quartile: quantile(values, 0.25)?,
-            upper_quartile: quantile(values, 0.75)?,
-        })
-    }
-
-    /// How far the quartiles are apart, as a fraction of the median.
-    pub fn spread(&self) -> f64 {
-        (self.upper_quartile - self.lower_quartile) / self.median
-    }
-}
-
 /// The value that `fraction` of the others lie below, between neighbours if there is none exactly there.
-pub fn quantile(values: &[f64], fraction: f64) -> Option<f64> {
+fn quantile(values: &[f64], fraction: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().checked_sub(1)?;
@@ -50,6 +15,11 @@ pub fn quantile(values: &[f64], fraction: f64) -> Option<f64> {
 /// The middle value.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
+}
+
+/// How far the quartiles are apart, as a fraction of the median.
+pub fn spread(values: &[f64]) -> Option<f64> {
+    Some((quantile(values, 0.75)? - quantile(values, 0.25)?) / median(values)?)
 }
 
 /// The geometric mean: of ratios, it does not depend on which side is above.
@@ -69,11 +39,10 @@ mod tests {
 
     #[test]
     fn medians_and_quartiles() {
-        assert_eq!(Summary::of(&[]), None);
-        let one = Summary::of(&[3.0]).unwrap();
-        assert_eq!((one.median, one.min, one.max, one.spread()), (3.0, 3.0, 3.0, 0.0));
-        let five = Summary::of(&[5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
-        assert_eq!((five.median, five.lower_quartile, five.upper_quartile), (3.0, 2.0, 4.0));
+        assert_eq!((median(&[]), spread(&[])), (None, None));
+        assert_eq!((median(&[3.0]), spread(&[3.0])), (Some(3.0), Some(0.0)));
+        let five = [5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!((median(&five), spread(&five)), (Some(3.0), Some(2.0 / 3.0)));
         assert_eq!(median(&[1.0, 2.0]), Some(1.5));
         assert_eq!(quantile(&[0.0, 10.0], 0.25), Some(2.5));
         assert_eq!(geometric_mean(&[]), None);

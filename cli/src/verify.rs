@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::plan::model::{self, Schedules};
+use overlap_gemm::plan::model::Schedules;
 use overlap_gemm::plan::{Engine, Plan};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::OutputArgs;
-use crate::plan::EPOCHS;
+use crate::plan::run_order;
 use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
@@ -158,10 +158,7 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
     let options = exercise.options.with_engine(engine);
     let plan = Plan::new(&exercise.problem, options).map_err(|error| error.to_string())?;
     let schedules = Schedules::new(&plan);
-    let ordered = schedules.check_order();
-    let ran = ordered.and_then(|()| {
-        model::run(&schedules, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
-    });
+    let ran = schedules.check_order().and_then(|()| run_order(&schedules, random.next_u64()));
     ran.map_err(|violation| format!("on the model, moved by {engine}: {violation}"))?;
 
     let outcome =

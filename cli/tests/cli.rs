@@ -94,8 +94,8 @@ fn plan_json_of_one_rank_has_that_rank_s_lists() {
 
 #[test]
 fn plan_takes_fp8_and_unequal_shards() {
-    let args = ["--m", "1000", "--n", "512", "--k", "512", "--shards", "600,0,400", "--a", "e4m3"];
-    let fp8 = ["--chunks", "4", "--b", "e5m2", "--d", "f16", "--scaling", "rows", "--json"];
+    let args = ["--m", "1000", "--n", "512", "--k", "512", "--shards", "600,0,400"];
+    let fp8 = ["--chunks", "4", "--types", "e4m3xe5m2:f16", "--scaling", "rows", "--json"];
     let (code, stdout, stderr) = run(&[&["plan"], &args[..], &fp8[..]].concat());
     assert_eq!(code, 0, "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();
@@ -157,8 +157,8 @@ fn impossible_cuts_are_refused() {
     refused(&["--cluster", "1x99999"], &["99999"]);
     refused(&["--swizzle", "0"], &["the swizzle is 0"]);
     refused(&["--rank", "4"], &["rank is 4", "between 0 and 3"]);
-    refused(&["--a", "int8"], &["int8", "bf16, f16, f32, e4m3, e5m2"]);
-    refused(&["--a", "f16", "--b", "bf16"], &["f16 × bf16"]);
+    refused(&["--types", "int8"], &["int8", "bf16, f16, f32, e4m3, e5m2"]);
+    refused(&["--types", "f16xbf16"], &["f16 × bf16"]);
     refused(&["--scaling", "rows"], &["scaling of bf16"]);
     refused(&["--scaling", "some"], &["some", "tensor"]);
     refused(&["--check", "0"], &["--check"]);
@@ -306,7 +306,7 @@ fn doctor_always_answers() {
     for topic in ["processor", "driver", "kernels", "NCCL", "cuBLASLt", "CUDA toolkit"] {
         assert!(stdout.contains(topic), "{topic}: {stdout}");
     }
-    assert!(stdout.contains("Runs here: host threads, always"), "{stdout}");
+    assert!(stdout.contains("This binary can use: CPU threads; "), "{stdout}");
 }
 
 #[test]

@@ -71,20 +71,16 @@ fn reductions_are_predicted_by_each_way_that_gpus_have() {
 
 #[test]
 fn n_can_be_that_of_all_ranks_and_the_link_another() {
-    let json = predicted("2,8", &["--split-n", "--link", "100", "--peer-link", "50"]);
+    let json = predicted("2,8", &["--split-n", "--link", "100"]);
     let columns: Vec<_> = json["cases"].as_array().unwrap().iter().map(|case| &case["n"]).collect();
     assert_eq!(columns, [256, 64]);
-    assert_eq!(
-        (number(&json["machine"], "link_gbps"), number(&json["machine"], "peer_gbps")),
-        (100.0, 50.0)
-    );
+    assert_eq!(number(&json["machine"], "link_gbps"), 100.0);
 }
 
 #[test]
 fn what_the_library_would_choose_is_what_an_empty_table_says() {
-    let args =
-        ["predict", "--m", "4096", "--n", "3584", "--k", "8192", "--a", "e4m3", "--ranks", "8"];
-    let (_, stdout, _) = run(&[&args[..], &["--json"]].concat());
+    let args = "predict --m 4096 --n 3584 --k 8192 --types e4m3 --ranks 8 --json";
+    let (_, stdout, _) = run(&args.split(' ').collect::<Vec<_>>());
     let json: Value = serde_json::from_str(&stdout).unwrap();
     let chosen = json["cases"][0]["predictions"].as_array().unwrap().last().unwrap();
     let args = "tune --show --ranks 8 --shapes 4096x3584x8192 --types e4m3 --json";
@@ -107,7 +103,7 @@ fn what_makes_no_sense_is_refused() {
     refuse(&["2", "--link", "NaN"], &["the link's GB/s"]);
     refuse(&["2", "--sms", "0"], &["--sms", "1.."]);
     refuse(&["2", "--sms", "4294967295"], &["the number of SMs is 4294967295", "65536"]);
-    refuse(&["2", "--a", "f32"], &["f32 × f32 → f32"]);
+    refuse(&["2", "--types", "f32"], &["f32 × f32 → f32"]);
     let sized = |m: &str, n: &str, more: &[&str], words: &[&str]| {
         let args = ["predict", "--m", m, "--n", n, "--k", "64", "--ranks"];
         refused(&[&args[..], more].concat(), 2, words);

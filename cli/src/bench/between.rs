@@ -20,42 +20,26 @@ pub struct Between {
     #[command(flatten)]
     pub common: Common,
 
-    /// Contenders [default: all; fused only where a reduction has no scales]
+    /// Contenders [default: all; in a reduction with scales all but fused]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
           value_parser = Contender::parser(&Contender::OF_REDUCTIONS))]
     pub contenders: Vec<Contender>,
-
-    /// Minimum number of steps in a loop [default: 60; with --host 9]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub steps: Option<u32>,
 
     /// Launch modes of the loops
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Launch::Graph, Launch::Plain])]
     pub launch: Vec<Launch>,
 
-    /// Chunks a shard [default: by its size, and N]
+    /// Chunks of each rank's rows [default: by their size, and N]
     #[arg(long)]
     pub pieces: Option<u32>,
 
-    /// Push by copy engines, on this number of streams [default: by the size of a shard]
+    /// Let copy engines send, on this number of streams [default: by the size of a rank's rows]
     #[arg(long, value_name = "STREAMS")]
     pub streams: Option<u32>,
 
-    /// Push by a kernel of this number of blocks [default: by the size of a shard]
+    /// Let a kernel send, with this number of thread blocks [default: by the size of a rank's rows]
     #[arg(long, conflicts_with = "streams")]
     pub blocks: Option<u32>,
-
-    /// Own kernel by name [default: the library's choice]
-    #[arg(long, value_name = "NAME")]
-    pub kernel: Option<String>,
-
-    /// Slices of K of own kernels [default: the library's choice]
-    #[arg(long, value_name = "N")]
-    pub splits: Option<u32>,
-
-    /// Swizzle of own kernels [default: the library's choice]
-    #[arg(long, value_name = "N")]
-    pub swizzle: Option<u32>,
 
     /// Command of another program to measure, interleaved with all contenders: python3 benches/peers/torch_peer.py
     #[arg(long, value_name = "COMMAND")]

@@ -6,8 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use overlap_gemm::Error;
 use overlap_gemm::plan::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling};
-use overlap_gemm::{ElementType, Error};
 
 /// M, N and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,29 +31,6 @@ impl FromStr for Shape {
     }
 }
 
-/// The element types of A, B and D.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Types(ElementTypes);
-
-impl FromStr for Types {
-    type Err = Error;
-
-    /// Reads `bf16`, `e4m3xe5m2` or `bf16xbf16:f32`; D is like A, or bf16 for fp8, if not named.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let (inputs, d) = text.split_once(':').map_or((text, None), |(ab, d)| (ab, Some(d)));
-        let (a, b) = inputs.split_once('x').unwrap_or((inputs, inputs));
-        let (a, b): (ElementType, ElementType) = (a.parse()?, b.parse()?);
-        let d = match d {
-            Some(d) => d.parse()?,
-            None if a.is_fp8() => ElementType::Bf16,
-            None => a,
-        };
-        let types = ElementTypes { a, b, d };
-        types.check()?;
-        Ok(Types(types))
-    }
-}
-
 /// One problem of a bench.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -65,12 +42,12 @@ impl Case {
     /// Every shape in every type. Without a word on scaling, fp8 has scales a tensor.
     pub fn of_shapes(
         shapes: &[Shape],
-        types: &[Types],
+        types: &[ElementTypes],
         b_layout: BLayout,
         scaling: Option<Scaling>,
     ) -> Result<Vec<Case>, Error> {
         let mut cases = Vec::new();
-        for &Types(ElementTypes { a, b, d }) in types {
+        for &ElementTypes { a, b, d } in types {
             let usual = if a.is_fp8() { Scaling::Tensor } else { Scaling::None };
             for &Shape { m, n, k } in shapes {
                 let problem = Problem::builder(m, n, k).elements(a, b, d).b_layout(b_layout);
@@ -127,6 +104,7 @@ impl fmt::Display for Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem_args::element_types;
 
     #[test]
     fn shapes_are_three_numbers() {
@@ -146,23 +124,9 @@ mod tests {
     }
 
     #[test]
-    fn types_of_d_follow_those_of_a() {
-        use ElementType::*;
-        let types = |text: &str| text.parse::<Types>().map(|Types(types)| types);
-        assert_eq!(types("bf16"), Ok(ElementTypes::all(Bf16)));
-        assert_eq!(types("e4m3xe5m2"), Ok(ElementTypes { a: E4m3, b: E5m2, d: Bf16 }));
-        assert_eq!(types("f16xf16:f32"), Ok(ElementTypes { a: F16, b: F16, d: F32 }));
-        assert_eq!(types("e4m3:f16"), Ok(ElementTypes { a: E4m3, b: E4m3, d: F16 }));
-        assert_eq!(types("e4m3:e4m3"), Ok(ElementTypes::all(E4m3)));
-        for text in ["", "int8", "bf16xf16", "bf16x", "e4m3:e5m2", "bf16:e4m3", "bf16:", "e5m2"] {
-            assert!(types(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn shapes_meet_every_type() {
         let shapes = ["1024x3584x8192", "2048x3584x8192"].map(|shape| shape.parse().unwrap());
-        let types = ["bf16", "e4m3"].map(|types| types.parse().unwrap());
+        let types = ["bf16", "e4m3"].map(|types| element_types(types).unwrap());
         let cases = Case::of_shapes(&shapes, &types, BLayout::Nk, None).unwrap();
         let texts: Vec<_> = cases.iter().map(Case::to_string).collect();
         assert_eq!(texts[1..3], ["2048×3584×8192 bf16", "1024×3584×8192 e4m3→bf16 tensor"]);

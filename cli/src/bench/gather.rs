@@ -12,9 +12,6 @@ use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads;
 
-/// Steps of a loop on threads, where a step takes milliseconds.
-const FEW_STEPS: u32 = 9;
-
 /// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt, one process a rank; or on threads of this machine
 ///
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench all-gather-gemm. All contenders run interleaved in
@@ -28,12 +25,16 @@ pub struct Args {
     between: Between,
 
     /// Run on threads of this machine, not on GPUs
-    #[arg(long, conflicts_with_all = ["loops", "target_ms", "launch", "streams", "blocks", "kernel", "splits", "swizzle", "peer"])]
+    #[arg(long, conflicts_with_all = ["loops", "target_ms", "launch", "streams", "blocks", "peer"])]
     host: bool,
 
     /// Number of ranks, with --host
     #[arg(long, value_name = "N", requires = "host", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: u32,
+
+    /// Steps of a loop, with --host
+    #[arg(long, value_name = "N", requires = "host", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    steps: u32,
 
     /// Rate of the link with --host, in MB/s per rank [default: unlimited]
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
@@ -63,7 +64,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         cases: common.cases(&SMALL, Operation::AllGatherGemm, *ranks, BLayout::Nk)?,
         ranks: *ranks,
         contenders,
-        steps: between.steps.unwrap_or(FEW_STEPS) as usize,
+        steps: args.steps as usize,
         rounds: common.rounds.unwrap_or(Loops::Burst.rounds()) as usize,
         chunks: between.pieces,
         link: on_threads::link(args.link)?,

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 use crate::output::Output;
 use crate::problem_args;
 
-/// Time this crate's products on one GPU: alone, with signals, and beside cuBLASLt
+/// Time this crate's GEMMs on one GPU: without signals, with signals, and beside cuBLASLt
 ///
 /// All contenders run in one process on random normal data, interleaved, in loops of the same length, and
 /// every result is compared with an f64 reference first. docs/measuring.md says how and why.
@@ -34,7 +34,8 @@ pub struct Args {
     #[arg(long, value_name = "auto|all|NAME,...", value_delimiter = ',', default_value = "auto")]
     pub kernels: Vec<String>,
 
-    /// Swizzles to try [default: the library's choice; 1,2,4,8 with --kernels all]
+    /// Swizzles to try: how many rows of clusters sweep over the columns together [default: the library's choice;
+    /// 1,2,4,8 with --kernels all]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub swizzles: Vec<u32>,
 

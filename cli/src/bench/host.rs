@@ -39,11 +39,8 @@ pub struct OnThreads {
 struct Entrant {
     /// What is shown of it.
     row: Row,
-    options: PlanOptions,
     /// One for all ranks, or one for each where ranks are independent.
     groups: Vec<Steps>,
-    /// Other contenders with the same options, in words: timed once, because a difference would be noise.
-    twins: Vec<(Contender, String)>,
 }
 
 /// One problem and its contenders.
@@ -75,16 +72,8 @@ pub fn run(wanted: &OnThreads, mut output: Output, interrupt: Interrupt) -> Resu
 impl<'a> Field<'a> {
     fn enter(case: &'a Case, wanted: &OnThreads) -> Result<Field<'a>, Failure> {
         let problem = spread(&case.problem, wanted.ranks)?;
-        let mut entrants: Vec<Entrant> = Vec::new();
-        for &who in &wanted.contenders {
-            let new = Entrant::new(who, &problem, wanted)?;
-            let is_same =
-                |one: &Entrant| one.options == new.options && one.groups.len() == new.groups.len();
-            match entrants.iter_mut().find(|one| is_same(one)) {
-                Some(one) => one.twins.push((who, new.row.what)),
-                None => entrants.push(new),
-            }
-        }
+        let enter = |who: &Contender| Entrant::new(*who, &problem, wanted);
+        let entrants = wanted.contenders.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
         Ok(Field { case, problem, entrants })
     }
 
@@ -110,7 +99,7 @@ impl<'a> Field<'a> {
                 }
             }
         }
-        let rows = entrants.into_iter().flat_map(|one| one.row.with_twins(one.twins)).collect();
+        let rows = entrants.into_iter().map(|one| one.row).collect();
         Ok(CaseReport { name: case.to_string(), rows, problem, before: None })
     }
 }
@@ -127,11 +116,9 @@ impl Entrant {
             }
             _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
-        let plan = Plan::new(problem, options)?;
-        check_link(&plan, wanted.link)?;
-        let options = plan.options();
+        check_link(&Plan::new(problem, options)?, wanted.link)?;
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
-        Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
+        Ok(Entrant::of(who, vec![steps]))
     }
 
     /// The plain GEMM, all ranks at once, each on as many threads as in a step.
@@ -144,15 +131,14 @@ impl Entrant {
             let steps = Steps::new(&alone, options, 1 + wanted.steps, seed);
             steps.in_place().with_workers(workers)
         };
-        let groups: Vec<Steps> = (0..u64::from(wanted.ranks)).map(of_rank).collect();
-        let what = groups.first().map(Steps::describe).unwrap_or_default();
-        Ok(Entrant::of(Contender::Own, what, options, groups))
+        let groups = (0..u64::from(wanted.ranks)).map(of_rank).collect();
+        Ok(Entrant::of(Contender::Own, groups))
     }
 
-    fn of(who: Contender, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
+    fn of(who: Contender, groups: Vec<Steps>) -> Entrant {
         let kind = if who == Contender::Own { Kind::Gemm } else { Kind::AllGatherGemm };
-        let row = Row::new(who.name(), kind, false, what);
-        Entrant { row, options, groups, twins: Vec::new() }
+        let what = groups.first().map(Steps::describe).unwrap_or_default();
+        Entrant { row: Row::new(&who.name(), kind, false, what), groups }
     }
 }
 
@@ -162,7 +148,7 @@ mod tests {
 
     fn wanted(contenders: &[Contender]) -> OnThreads {
         let shapes = ["40x24x32".parse().unwrap()];
-        let types = ["bf16".parse().unwrap()];
+        let types = [overlap_gemm::plan::ElementTypes::all(overlap_gemm::ElementType::Bf16)];
         let layout = overlap_gemm::plan::BLayout::Nk;
         OnThreads {
             cases: Case::of_shapes(&shapes, &types, layout, None).unwrap(),

@@ -36,16 +36,13 @@ pub struct Machine {
     pub cublaslt: Option<String>,
 }
 
-/// The beginning of the name of a machine whose ranks are threads.
-const ON_THREADS: &str = "rank on threads (";
-
 impl Machine {
     /// This machine with threads as ranks. The name includes the rate of the link, so that times over two links are not
     /// compared.
     pub fn of_threads(link: Option<Link>) -> Machine {
         let cores = on_threads::cores();
         let processor = on_threads::processor().unwrap_or("a processor without a name".into());
-        let mut gpu = format!("{ON_THREADS}{processor}, {cores} cores)");
+        let mut gpu = format!("rank on threads ({processor}, {cores} cores)");
         if let Some(rate) = on_threads::rate_of(link) {
             gpu += &format!(", {} MB/s", rate / 1e6);
         }

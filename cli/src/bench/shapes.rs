@@ -4,12 +4,11 @@
 //! Invariant: nothing is measured twice; the same arguments and seed draw the same problems on every machine.
 
 use std::collections::BTreeSet;
-use std::str::FromStr;
 
-use overlap_gemm::plan::{BLayout, Operation, Scaling};
+use overlap_gemm::plan::{BLayout, ElementTypes, Operation, Scaling};
 use overlap_gemm::random::Random;
 
-use super::cases::{Case, Shape, Types};
+use super::cases::{Case, Shape};
 use super::sets::LayerSet;
 use crate::exit::Failure;
 use crate::problem_args;
@@ -20,7 +19,7 @@ const COLUMNS: (u64, u64) = (1024, 16384);
 /// Which problems, of which types.
 #[derive(clap::Args)]
 pub struct ShapeArgs {
-    /// Problems: M of all ranks together, N (where sums are reduced: K) of one rank
+    /// Problems: M counts the rows of all ranks; N the columns of one rank, in a reduction K
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 
@@ -44,17 +43,19 @@ pub struct ShapeArgs {
     random: Option<u32>,
 
     /// The least and the largest M, for --random
-    #[arg(long, value_name = "LEAST-MOST", default_value = "512-16384", requires = "random")]
-    random_rows: Rows,
+    #[arg(long, value_name = "LEAST-MOST", default_value = "512-16384", requires = "random",
+          value_parser = rows)]
+    random_rows: (u64, u64),
 
     /// What N and K are multiples of, for --random; they are between 1024 and 16384
     #[arg(long, value_name = "STEP", default_value_t = 128, requires = "random",
           value_parser = clap::value_parser!(u64).range(1..=1024))]
     random_step: u64,
 
-    /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
-    #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
-    types: Vec<Types>,
+    /// Element types of A, B and D as A, AxB or AxB:D; such as bf16,e4m3xe5m2:f16
+    #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16",
+          value_parser = problem_args::element_types)]
+    types: Vec<ElementTypes>,
 
     /// Scales for fp8 [default: tensor]
     #[arg(long, value_parser = problem_args::scaling())]
@@ -89,7 +90,7 @@ impl ShapeArgs {
     /// The problems that are drawn, if any.
     fn drawn(&self, seed: u64) -> Vec<Shape> {
         let mut random = Random::new(seed);
-        let Rows(least, most) = self.random_rows;
+        let (least, most) = self.random_rows;
         let mut shape = |_| {
             let m = log_uniform(&mut random, least, most, 1);
             let [n, k] =
@@ -108,20 +109,12 @@ fn log_uniform(random: &mut Random, least: u64, most: u64, step: u64) -> u64 {
     (steps * step).clamp(least.next_multiple_of(step), most - most % step)
 }
 
-/// The least and the largest number of rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Rows(u64, u64);
-
-impl FromStr for Rows {
-    type Err = String;
-
-    /// Reads `512-16384`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let numbers = text.split_once('-').map(|(least, most)| (least.parse(), most.parse()));
-        match numbers {
-            Some((Ok(least), Ok(most))) if (1..=most).contains(&least) => Ok(Rows(least, most)),
-            _ => Err("give the least and the largest, such as 512-16384".into()),
-        }
+/// Reads `512-16384`.
+fn rows(text: &str) -> Result<(u64, u64), String> {
+    let numbers = text.split_once('-').map(|(least, most)| (least.parse(), most.parse()));
+    match numbers {
+        Some((Ok(least), Ok(most))) if (1..=most).contains(&least) => Ok((least, most)),
+        _ => Err("give the least and the largest, such as 512-16384".into()),
     }
 }
 
@@ -166,9 +159,9 @@ mod tests {
 
     #[test]
     fn rows_are_two_numbers() {
-        assert_eq!("1-511".parse(), Ok(Rows(1, 511)));
+        assert_eq!(rows("1-511"), Ok((1, 511)));
         for text in ["", "5", "0-5", "6-5", "a-b", "1-2-3", "-5-6"] {
-            assert!(text.parse::<Rows>().is_err(), "{text}");
+            assert!(rows(text).is_err(), "{text}");
         }
     }
 }

@@ -142,11 +142,11 @@ impl Report {
             }
         }
         let gpus = match self.usable_gpus {
-            0 => "no GPU that this binary can use".into(),
+            0 => "no GPU".into(),
             1 => "1 GPU".into(),
             count => format!("{count} GPUs"),
         };
-        writeln!(stdout, "\nRuns here: host threads, always; {gpus}.")
+        writeln!(stdout, "\nThis binary can use: CPU threads; {gpus}.")
     }
 }
 

@@ -8,13 +8,13 @@ mod gpu;
 
 use std::fmt;
 
-use overlap_gemm::plan::{Operation, Plan, PlanOptions, Problem};
+use overlap_gemm::plan::{Operation, Plan, Problem};
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, check_link, describe_machine, link, usual_chunks, usual_options};
+use crate::on_threads::{Steps, check_link, describe_machine, drawn_options, link};
 use crate::output::DrawnArgs;
 use crate::problem_args::{ProblemArgs, What};
 
@@ -91,9 +91,8 @@ fn is_first() -> bool {
 /// The last of some steps on threads.
 fn on_threads(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Shown, Failure> {
     const STEPS: usize = 3;
-    let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
     let operation = args.operation.map(Operation::from).unwrap_or_default();
-    let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
+    let options = drawn_options(&problem, operation, args.chunks);
     let steps = Steps::new(&problem, options, STEPS, SEED);
     let link = link(args.link)?;
     check_link(&Plan::new(&problem, options)?, link)?;

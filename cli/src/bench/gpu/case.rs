@@ -257,7 +257,7 @@ impl<'a> Course<'a> {
 
     fn row(&self, who: Contender, what: String) -> Row {
         let kind = if who == Contender::OwnSet { Kind::GemmAllSignalled } else { Kind::Gemm };
-        Row::new(who.name(), kind, self.bench.args.launch == Launch::Graph, what)
+        Row::new(&who.name(), kind, self.bench.args.launch == Launch::Graph, what)
     }
 }
 

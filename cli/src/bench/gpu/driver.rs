@@ -122,16 +122,6 @@ pub struct Block {
     pub bytes: u64,
 }
 
-/// Milliseconds from one event to a later one; waits for both.
-pub fn elapsed_ms(from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
-    call("cuEventElapsedTime", from.elapsed_ms(to)).map(f64::from)
-}
-
-/// Enqueues that `event` happens.
-pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
-    call("cuEventRecord", event.record(stream))
-}
-
 /// Names the call that failed.
 pub fn call<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T> {
     result.map_err(|error| Error::Cuda {

@@ -10,7 +10,7 @@ use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
 
 use super::super::wanted::{Launch, LoopTimes};
-use super::driver::{Gpu, call, elapsed_ms, record};
+use super::driver::{Gpu, call};
 
 /// Launches that a graph has at least, where a loop is long enough for them.
 const LAUNCHES: usize = 20;
@@ -32,10 +32,10 @@ impl Watch {
 
     /// Milliseconds that the device takes for what `enqueue` enqueues; waits for it.
     pub fn time(&self, gpu: &Gpu, enqueue: impl FnOnce() -> Result<()>) -> Result<f64> {
-        record(&self.begin, &gpu.stream)?;
+        call("cuEventRecord", self.begin.record(&gpu.stream))?;
         enqueue()?;
-        record(&self.end, &gpu.stream)?;
-        elapsed_ms(&self.begin, &self.end)
+        call("cuEventRecord", self.end.record(&gpu.stream))?;
+        call("cuEventElapsedTime", self.begin.elapsed_ms(&self.end)).map(f64::from)
     }
 }
 

@@ -43,7 +43,8 @@ impl CaseReport {
     fn baseline(&self, graph: bool) -> Option<&Row> {
         let nccl = Contender::NcclCublaslt.name();
         let takes_part = self.rows.iter().any(|row| row.who == nccl && row.graph == graph);
-        self.named(if takes_part { nccl } else { Contender::Sequential.name() }, graph)
+        let who = if takes_part { nccl } else { Contender::Sequential.name() };
+        self.named(&who, graph)
     }
 
     /// The overlap efficiency, E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm): 1 where the transfer costs nothing, 0 where

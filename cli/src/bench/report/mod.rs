@@ -16,7 +16,6 @@ pub use read::{printable, read};
 pub use table::Table;
 
 use super::machine::Machine;
-use super::wanted::Contender;
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -273,16 +272,6 @@ impl Row {
             host_us: Vec::new(),
             power: Vec::new(),
         }
-    }
-
-    /// It, and behind it the contenders that are carried out in the same way, with its times.
-    pub fn with_twins(self, twins: Vec<(Contender, String)>) -> Vec<Row> {
-        let twin = |(who, what): (Contender, String)| {
-            let what = format!("{what}; timed as {}", self.who);
-            Row { who: who.name().into(), what, ..self.clone() }
-        };
-        let twins: Vec<Row> = twins.into_iter().map(twin).collect();
-        [self].into_iter().chain(twins).collect()
     }
 
     /// How it is launched, as tables call it.

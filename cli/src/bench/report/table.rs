@@ -9,11 +9,11 @@ use overlap_gemm::plan::Operation;
 
 use super::super::wanted::Contender;
 use super::{CaseReport, Kind, Row, Run};
-use crate::statistics::{Summary, geometric_mean, median};
+use crate::statistics::{geometric_mean, median, spread};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs available. ÷: median of the rounds' ratios.
-beside: our GEMM while a gather moves as many bytes, none of which it waits for: about what a step can reach.
+beside: our GEMM while an all-gather moves as many bytes, for which it does not wait: about as fast as a step can be.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
 slower than the baseline; above 100 %: faster than T_gemm.
 spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.
@@ -32,26 +32,27 @@ const SUMMED_UP: [(&str, &str); 6] = [
     ("auto", "best peer"),
 ];
 
-/// A cell of a row that has times.
-type Cell = fn(&CaseReport, &Row, Summary) -> Option<String>;
+/// A cell of a row that has times, of which this is the median.
+type Cell = fn(&CaseReport, &Row, f64) -> Option<String>;
 
 /// The columns behind a contender's name and launch.
 const COLUMNS: [(&str, Cell); 11] = [
-    ("µs a step", |_, _, times| Some(format!("{:.1}", times.median))),
-    ("spread", |_, _, times| {
-        let mark = if times.spread() > DISTURBED { "! " } else { "" };
-        Some(format!("{mark}{:.1} %", 100.0 * times.spread()))
+    ("µs a step", |_, _, us| Some(format!("{us:.1}"))),
+    ("spread", |_, row, _| {
+        let spread = spread(&row.rounds_us)?;
+        let mark = if spread > DISTURBED { "! " } else { "" };
+        Some(format!("{mark}{:.1} %", 100.0 * spread))
     }),
-    ("rate", |case, row, times| Some(case.rate(row.kind, times.median))),
+    ("rate", |case, row, us| Some(case.rate(row.kind, us))),
     ("÷ T_gemm", |case, row, _| case.ratio(row, "T_gemm")),
-    ("÷ beside", |case, row, _| case.ratio(row, Contender::Beside.name())),
-    ("÷ nccl-cublaslt", |case, row, _| case.ratio(row, Contender::NcclCublaslt.name())),
+    ("÷ beside", |case, row, _| case.ratio(row, &Contender::Beside.name())),
+    ("÷ nccl-cublaslt", |case, row, _| case.ratio(row, &Contender::NcclCublaslt.name())),
     ("÷ best peer", |case, row, _| case.ratio(row, "best peer")),
     ("E", |case, row, _| Some(format!("{:.0} %", 100.0 * median(&case.efficiency(row))?))),
     ("host µs", |_, row, _| Some(format!("{:.1}", median(&row.host_us)?))),
-    ("mJ", |_, row, times| {
+    ("mJ", |_, row, us| {
         let watts: Vec<f64> = row.power.iter().map(|power| power.watts).collect();
-        Some(format!("{:.1}", 1e-3 * median(&watts)? * times.median))
+        Some(format!("{:.1}", 1e-3 * median(&watts)? * us))
     }),
     ("MHz", |_, row, _| {
         let mhz: Vec<f64> = row.power.iter().map(|power| power.mhz).collect();
@@ -135,7 +136,7 @@ impl fmt::Display for CaseReport {
             ("launch", self.rows.iter().map(|row| row.launch().into()).collect()),
         ];
         for (head, cell) in COLUMNS {
-            let cell = |row: &Row| cell(self, row, Summary::of(&row.rounds_us)?);
+            let cell = |row: &Row| cell(self, row, row.median()?);
             let cells: Vec<String> =
                 self.rows.iter().map(|row| cell(row).unwrap_or_default()).collect();
             if cells.iter().any(|cell| !cell.is_empty()) {
@@ -282,9 +283,9 @@ mod tests {
     #[test]
     fn each_plan_of_auto_is_shown_once() {
         let fused = row("fused", Kind::AllGatherGemm, &[1.0]);
-        let mut rows = fused.with_twins(vec![(Contender::Auto, "Fused\nmodelled".into())]);
-        assert_eq!((&*rows[1].who, &rows[1].rounds_us), ("auto", &rows[0].rounds_us));
-        rows.push(Row { graph: false, ..rows[1].clone() });
+        let what = "Fused\nmodelled; timed as fused".into();
+        let auto = Row { who: "auto".into(), what, ..fused.clone() };
+        let rows = vec![fused, Row { graph: false, ..auto.clone() }, auto];
         let text = case(64, rows).to_string();
         assert_eq!(text.matches("  auto: Fused; modelled; timed as fused\n").count(), 1, "{text}");
         assert!(!text.contains("fused_kernel"), "{text}");

@@ -98,15 +98,10 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The first of this rank's rows, in bytes from the start of A, and the bytes of all of them.
-    fn own(&self) -> (u64, u64) {
-        let rows = self.problem.shards().rows(self.group.rank());
-        (self.bytes(0..rows.start), self.bytes(rows))
-    }
-
-    /// Of rows that are in memory, so that 64 bits can count their bytes.
-    fn bytes(&self, rows: Range<u32>) -> u64 {
-        self.problem.row_bytes(&rows) as u64
+    /// Where this rank's rows of A begin. They are in memory, so 64 bits can count the bytes before them.
+    fn own_rows(&self) -> u64 {
+        let first = self.problem.shards().rows(self.group.rank()).start;
+        self.inputs.sets[self.set].a.address + self.problem.row_bytes(&(0..first)) as u64
     }
 
     fn own_scales(&self) -> u64 {
@@ -193,7 +188,7 @@ impl<'a> Gathered<'a> {
         let mut it = Gathered { place, layer };
         for _ in 0..2 {
             let (slot, bytes) = it.layer.local_shard(None)?;
-            let from = place.inputs.sets[place.set].a.address + place.own().0;
+            let from = place.own_rows();
             // SAFETY: the slot has room for the rank's rows, which A has.
             unsafe { gpu.copy(slot, from, bytes) }?;
             it.enqueue(place.set)?;

@@ -46,8 +46,8 @@ use exchange::common_sets;
 use loops::{GRAPH_STEPS, LIMIT};
 use peer::{Limits, Peer};
 
-/// Steps in a loop, at least, if nobody says how many.
-const STEPS: u32 = 60;
+/// Steps in a loop, at least.
+const STEPS: usize = 60;
 /// How long a case's contenders run before any is timed: after 0.7 to 1 s of work a GPU takes up to 28 % longer for a moment, with any
 /// contender (benches/results/2026-11-28-h200x2-first-second.txt).
 const UNTIMED_MS: f64 = 1100.0;
@@ -138,7 +138,7 @@ pub fn run(
             format!("{major}.{minor}.{patch}")
         }),
         operation: wanted.operation,
-        ..Run::begin(machine, bench.group.ranks(), bench.steps(), wanted.args.common.rounds())
+        ..Run::begin(machine, bench.group.ranks(), STEPS, wanted.args.common.rounds())
     };
     let outcome = told(&bench.group, bench.run_all(&mut run, output.as_mut()));
     bench.bar.finish_and_clear();
@@ -174,11 +174,6 @@ fn bar_steps(wanted: &OnGpus<'_>) -> u64 {
 }
 
 impl Bench<'_> {
-    /// Steps in a loop, at least.
-    fn steps(&self) -> usize {
-        self.wanted.args.steps.unwrap_or(STEPS) as usize
-    }
-
     /// Runs all cases, and adds each to the run; where they are shown, each as soon as it is there.
     fn run_all(&self, run: &mut Run, mut output: Option<&mut Output>) -> Result<(), Failure> {
         let mut pools = Pools::new(self.wanted.args.common.seed);
@@ -248,7 +243,7 @@ impl Bench<'_> {
                     other.twins.push((who, planned.what));
                     continue;
                 }
-                let mut new = Entrant::new(who.name(), launch, planned);
+                let mut new = Entrant::new(&who.name(), launch, planned);
                 new.row.failed = failed;
                 entrants.push(new);
             }
@@ -307,7 +302,7 @@ impl Bench<'_> {
         // Long enough for the fastest; the same for all.
         let wanted = |ms: f64| {
             let steps = (1e3 * ms / fastest.max(1.0)).ceil() as usize;
-            steps.max(self.steps()).div_ceil(GRAPH_STEPS)
+            steps.max(STEPS).div_ceil(GRAPH_STEPS)
         };
         let common = &self.wanted.args.common;
         let loops = common.loop_times();

@@ -28,7 +28,9 @@ impl Bench<'_> {
         let Summing { place, operation, totals } = case;
         let Place { gpu, problem, inputs, .. } = place;
         let reduces = operation.reduces();
-        let (gemm, mut options) = (self.gemm_options(), self.collective_options());
+        // B is written before the first step, as weights are.
+        let gemm = GemmOptions::default().with_constant_b(true);
+        let mut options = self.collective_options();
         options.strategy = match who {
             Contender::Sequential => Some(Strategy::Sequential),
             Contender::Pipelined => Some(Strategy::Pipelined),
@@ -46,10 +48,6 @@ impl Bench<'_> {
             let gemm = own()?;
             (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
             gpu.synchronize()
-        };
-        let gathered = |options: &CollectiveOptions| {
-            let layer = Gathered::plan(place, options, &gemm)?;
-            Ok(layer.into_step())
         };
         Ok(match who {
             Contender::Cublaslt => {
@@ -99,15 +97,11 @@ impl Bench<'_> {
                     _ => ReducedAlone::<false>::plan(case, &options)?,
                 }
             }
-            Contender::NcclOwn => {
-                let by_nccl = CollectiveOptions::default().with_engine(Engine::Nccl);
-                gathered(&by_nccl.with_strategy(Strategy::Sequential))?
-            }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
                 match operation {
                     Operation::GemmReduceScatter => Reduced::<false>::plan(case, &options, &gemm)?,
                     Operation::GemmAllReduce => Reduced::<true>::plan(case, &options, &gemm)?,
-                    _ => gathered(&options)?,
+                    _ => Gathered::plan(place, &options, &gemm)?.into_step(),
                 }
             }
         })
@@ -116,14 +110,6 @@ impl Bench<'_> {
     fn nccl(&self) -> Result<Rc<Communicator>> {
         let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
         self.nccl.clone().ok_or_else(missing)
-    }
-
-    fn gemm_options(&self) -> GemmOptions {
-        // As weights are.
-        let mut gemm = GemmOptions::default().with_constant_b(true);
-        gemm.kernel.clone_from(&self.wanted.args.kernel);
-        (gemm.splits, gemm.swizzle) = (self.wanted.args.splits, self.wanted.args.swizzle);
-        gemm
     }
 
     fn collective_options(&self) -> CollectiveOptions {
