@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use overlap_gemm::plan::model::{Schedules, run};
 use overlap_gemm::plan::{
     BLayout, Chunks, ClusterShape, ElementTypes, Lane, MAX_CHUNKS, MAX_DIMENSION, MAX_RANKS,
-    Operation, Partition, Plan, PlanOptions, Problem, Scaling, Shards, Step, Tile, TileOrder,
-    TileShape, Tiling, Word,
+    Operation, Plan, PlanOptions, Problem, Scaling, Shards, Step, Tile, TileOrder, TileShape,
+    Tiling, Word,
 };
 use overlap_gemm::{ElementType, Error};
 use proptest::prelude::*;
@@ -277,15 +277,6 @@ proptest! {
         prop_assert!(chunks.most_per_rank() >= 1);
 
         assert_memory_is_bounded();
-    }
-
-    #[test]
-    fn partitions_answer_for_any_numbers((len, parts) in (number32(), number32()), (part, row) in (number32(), number32())) {
-        let rows = Partition::new(len, parts);
-        prop_assert!(rows.start(part) <= len);
-        prop_assert!(rows.range(part).end <= len);
-        let holder = rows.part_of(row);
-        prop_assert_eq!(rows.range(holder).contains(&row), row < len);
     }
 
     #[test]

@@ -5,8 +5,8 @@ mod common;
 use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, reduction_alone, tiling};
 use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Engine, Operation, Partition, PlanOptions, Problem, Shards, Step, Strategy as Order,
-    Tile, TileOrder, Tiling, Word,
+    Chunks, Engine, Operation, PlanOptions, Problem, Shards, Step, Strategy as Order, Tile,
+    TileOrder, Tiling, Word,
 };
 use proptest::prelude::*;
 
@@ -185,20 +185,6 @@ proptest! {
     }
 
     #[test]
-    fn partitions_differ_by_at_most_one_row(len in 0u32..=i32::MAX as u32, parts in 0u32..70_000, part in 0u32..70_000) {
-        let partition = Partition::new(len, parts);
-        let rows = partition.range(part);
-        prop_assert!(rows.end <= len && partition.start(0) == 0);
-        if part < parts {
-            prop_assert!((len / parts..=len / parts + 1).contains(&(rows.len() as u32)));
-            prop_assert_eq!(partition.start(parts), len);
-        }
-        for row in [rows.start, rows.end.saturating_sub(1)] {
-            prop_assert!(rows.is_empty() || partition.part_of(row) == part);
-        }
-    }
-
-    #[test]
     fn problems_and_plans_round_trip_through_json(
         shards in common::shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
         scatter in reduce_scatter(), alone in reduction_alone(),
@@ -243,9 +229,6 @@ fn try_all_orders(
 const COPIES: [Engine; 2] =
     [Engine::CopyEngines { streams: 1 }, Engine::CopyEngines { streams: 2 }];
 
-/// Small worlds are checked in every order there is, not only in random ones: all worlds of one and two ranks with up to
-/// two chunks each, in every way; all of three ranks with up to one on threads. Chunks are all that a schedule knows of
-/// rows, so this is every such world, with every buffer used again.
 /// A step has no more spans than the plan, whose memory has no words for them.
 #[test]
 fn a_step_reads_back_with_the_spans_of_its_plan() {
@@ -259,6 +242,9 @@ fn a_step_reads_back_with_the_spans_of_its_plan() {
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), step);
 }
 
+/// Small worlds are checked in every order there is, not only in random ones: all worlds of one and two ranks with up to
+/// two chunks each, in every way; all of three ranks with up to one on threads. Chunks are all that a schedule knows of
+/// rows, so this is every such world, with every buffer used again.
 #[test]
 fn small_worlds_have_no_bad_order() {
     let one_or_two = (0..=2u32).flat_map(|a| [vec![a], vec![a, 0], vec![a, 1], vec![a, 2]]);

@@ -14,7 +14,7 @@ use super::memory::ScaledRows;
 use super::tile::{ProductView, RowsOfA, Scratch};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{Chunks, Plan, Tile, TileOrder};
+use crate::plan::{Plan, Tile, TileOrder};
 use crate::trace::TileEvent;
 
 /// The threads that compute a rank's steps.
@@ -248,13 +248,14 @@ fn run_worker<A: Element, B: Element, D: Element>(
         // SAFETY: the counter gives each tile to one worker.
         unsafe { view.compute_tile(a, rows, columns, &mut scratch) };
         if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {
+            let place = |chunk: &u32| order.chunks().need_place(*chunk, order.pivot_rank());
             events.push(TileEvent {
                 rank: job.rank,
                 worker,
                 epoch: job.epoch,
                 product: product as u32,
                 tile,
-                chunk: last_needed(order.chunks(), chunks, order.pivot_rank()),
+                chunk: chunks.max_by_key(place).unwrap_or(u32::MAX),
                 wait_begin,
                 ready,
                 done: origin.elapsed(),
@@ -262,11 +263,4 @@ fn run_worker<A: Element, B: Element, D: Element>(
         }
     }
     Ok(events)
-}
-
-/// Of the chunks `touched`, the one that comes last in the need order of `rank`.
-fn last_needed(chunks: &Chunks, touched: Range<u32>, rank: u32) -> u32 {
-    let first = chunks.of_rank(rank).start;
-    let position = |chunk: &u32| (chunk + chunks.len() - first) % chunks.len();
-    touched.max_by_key(position).unwrap_or(first)
 }

@@ -41,8 +41,8 @@ impl StepShape {
 
 /// The memory of all ranks that rows travel between.
 pub(crate) trait Memory: Debug + Send + Sync + 'static {
-    /// Carries out the move of a chunk between two `ends`, from one rank to another, in the buffers of `epoch`; returns
-    /// its bytes. Of sums, this step has that many columns.
+    /// Copies a chunk between two `ends`, from one rank to another, in the buffers of `epoch`; returns its bytes. A row of
+    /// sums has `columns` in this step; a gather ignores them.
     ///
     /// # Safety
     /// The pushing lane of the sender's schedule has come to this move: the source has been written and is not written

@@ -121,9 +121,10 @@ impl Chunks {
         row.div_ceil(self.spans.into()).next_multiple_of(SPAN_UNIT)
     }
 
-    /// The chunks that a band of tiles needs last if it needs `chunk` last, as places in the need order of `rank`.
+    /// The batch of `chunk`, as places in the need order of `rank`: tiles that need a chunk of one batch last form one band.
+    /// A batch is one chunk, or several where chunks are expected early.
     pub(super) fn batch(&self, chunk: u32, rank: u32) -> Range<u32> {
-        let place = (chunk + self.len() - self.first_needed(rank)) % self.len();
+        let place = self.need_place(chunk, rank);
         match self.early_ones(rank) {
             0 => place..place + 1,
             first if place < first => 0..first,
@@ -194,6 +195,11 @@ impl Chunks {
     pub fn need_order(&self, rank: u32) -> impl Iterator<Item = u32> + Clone + use<> {
         let (first, len) = (self.first_needed(rank), self.len());
         (first..len).chain(0..first)
+    }
+
+    /// How many chunks `rank` needs before `chunk`: its place in [`Chunks::need_order`].
+    pub(crate) fn need_place(&self, chunk: u32, rank: u32) -> u32 {
+        (chunk + self.len() - self.first_needed(rank)) % self.len()
     }
 
     /// Where the signal of `chunk` lives, with room for `per_rank` signals a rank.

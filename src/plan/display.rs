@@ -10,7 +10,7 @@ use super::chunks::Chunks;
 use super::problem::Problem;
 use super::schedule::Schedule;
 use super::tiles::{ClusterShape, TileOrder};
-use super::types::{BLayout, Scaling};
+use super::types::BLayout;
 use super::whole::{Plan, RankPlan};
 
 /// Lists longer than this are cut.
@@ -20,15 +20,9 @@ const SHOWN_TILES: usize = 8;
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let types = self.elements();
-        write!(f, "{}×{}×{} ", self.m(), self.n(), self.k())?;
-        write!(f, "({} × {} → {})", types.a, types.b, types.d)?;
+        write!(f, "{}×{}×{} ({})", self.m(), self.n(), self.k(), self.elements())?;
         write!(f, " on {} rank{}", self.ranks(), plural(self.ranks() as usize))?;
-        match self.scaling() {
-            Scaling::None => (),
-            Scaling::Tensor => write!(f, ", tensor scales")?,
-            Scaling::Rows => write!(f, ", row scales")?,
-        }
+        f.write_str(self.scaling().after_types())?;
         if self.is_gated() { write!(f, ", gated") } else { Ok(()) }
     }
 }

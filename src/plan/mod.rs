@@ -38,16 +38,13 @@ mod whole;
 pub use chunks::{Chunks, MAX_CHUNKS};
 pub use epilogue::{Activation, Epilogue};
 pub use gate::{GATE_COLUMNS, gate_column, interleave_gates};
-pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;
 pub use problem::{Problem, ProblemBuilder, TMA_ALIGNMENT};
 pub use reduction::{Partials, Reduction};
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
 pub use shards::{MAX_DIMENSION, MAX_RANKS, Shards};
-pub use tiles::{
-    ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
-};
+pub use tiles::{ClusterShape, Tile, TileOrder, TileShape, Tiling};
 pub use timeouts::Timeouts;
 pub use types::{BLayout, ElementTypes, Scaling};
 pub use way::{Engine, MAX_BLOCKS, MAX_PUSHED, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};

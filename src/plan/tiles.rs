@@ -40,10 +40,10 @@ use super::chunks::Chunks;
 use crate::error::{Error, Result};
 
 /// The largest tile, in rows or columns.
-pub const MAX_TILE_EXTENT: u32 = 1 << 14;
+const MAX_TILE_EXTENT: u32 = 1 << 14;
 
 /// The most tiles a cluster has along M or N: the most thread blocks that any GPU clusters.
-pub const MAX_CLUSTER_EXTENT: u32 = 16;
+const MAX_CLUSTER_EXTENT: u32 = 16;
 
 /// Rows and columns of one output tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -80,8 +80,7 @@ impl Tiling {
         Tiling { tile: TileShape { m, n }, cluster: ClusterShape { m: 1, n: 1 }, swizzle: 1 }
     }
 
-    /// Whether all extents are within 1..=[`MAX_TILE_EXTENT`], clusters within 1..=
-    /// [`MAX_CLUSTER_EXTENT`].
+    /// An error if an extent is zero, or larger than any GPU needs.
     pub fn check(self) -> Result<()> {
         let extents = [
             ("the tile's rows", self.tile.m, MAX_TILE_EXTENT),

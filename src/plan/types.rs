@@ -2,6 +2,8 @@
 //!
 //! What belongs here: plain values, and which element types may meet in one product.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::way::Operation;
@@ -41,6 +43,15 @@ impl Scaling {
             Scaling::Rows => lines as usize,
         }
     }
+
+    /// What a text says of it behind the types.
+    pub(crate) const fn after_types(self) -> &'static str {
+        match self {
+            Scaling::None => "",
+            Scaling::Tensor => ", tensor scales",
+            Scaling::Rows => ", row scales",
+        }
+    }
 }
 
 /// The element types of the three matrices.
@@ -74,7 +85,7 @@ impl ElementTypes {
             return Ok(());
         }
         Err(Error::Unsupported {
-            what: format!("the product {} × {} → {}", self.a, self.b, self.d),
+            what: format!("the product {self}"),
             why: "no tensor core instruction or no agreed rounding exists for it".into(),
             remedy: "use bf16×bf16 or f16×f16 → bf16, f16 or f32; f32×f32 → f32; \
                      e4m3×e4m3 → bf16, f16 or e4m3; e4m3×e5m2 or e5m2×e4m3 → bf16, f16 or e5m2",
@@ -103,6 +114,13 @@ impl ElementTypes {
             why: "wider types need none".into(),
             remedy: "leave it out, or plan a D in fp8",
         })
+    }
+}
+
+impl fmt::Display for ElementTypes {
+    /// `e4m3 × e4m3 → bf16`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {} → {}", self.a, self.b, self.d)
     }
 }
 

@@ -294,12 +294,12 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Whether rows arrive at least twice as fast as a rank multiplies them, after its own.
+/// Whether the other ranks' rows arrive at least twice as fast as a rank multiplies them.
 pub(super) fn rows_come_early(problem: &Problem) -> bool {
     problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
-/// Whether own rows hide little of the others', and these are more than what arrives at once.
+/// Whether spans gain: multiplying the own rows hides little of the transfer, and a shard is too large to arrive at once.
 fn gains_by_spans(problem: &Problem) -> bool {
     let bytes = problem.shard_bytes();
     let come_slowly = problem.n() <= FEW_COLUMNS && bytes > SMALL_SHARD.into();
@@ -327,8 +327,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// The spans of columns in which chunks are pushed to a product that waits for them. One, if rows arrive before a block's
-    /// fence would end, or if the product multiplies its own rows meanwhile.
+    /// The number of spans in which a kernel pushes each chunk to a product that waits. One, if a chunk arrives before a
+    /// block's fence would end, or if the product multiplies its own rows meanwhile.
     pub(crate) fn spans(self, problem: &Problem) -> u32 {
         let is_pushed =
             matches!(self.engine, Engine::Kernel { blocks } if blocks <= MOST_BLOCKS_OF_SPANS);

@@ -28,7 +28,7 @@ pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> 
     let unit_rows = options.tiling.unit_rows();
     let shard = problem.shards().rows(0).len() as u64;
     let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
-    // Each rank's order of tiles is that of any other, turned round.
+    // All ranks visit tiles in the same order, each from its own shard on.
     let turned = equal && shard.is_multiple_of(unit_rows);
     let (ranks, some) = match (options.strategy, alike) {
         _ if options.operation == Operation::Gemm => (1, 1),
@@ -108,6 +108,7 @@ fn units(plan: &Plan) -> u64 {
     columns(plan).saturating_mul(rows)
 }
 
+/// Whether rows or sums travel, by this strategy.
 fn is(plan: &Plan, strategy: Strategy) -> bool {
     let options = plan.options();
     options.operation != Operation::Gemm && options.strategy == strategy

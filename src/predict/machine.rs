@@ -79,10 +79,9 @@ pub struct Machine {
     pub nccl_rank_us: f64,
     /// NCCL's share of the link's rate.
     pub nccl_share: f64,
-    /// The same where NCCL sends little by another protocol: quicker to begin with for any number of ranks, in µs, and slower,
-    /// in GB/s.
+    /// NCCL has a second protocol, for few bytes. What it costs besides these, for any number of ranks, in µs.
     pub nccl_small_us: f64,
-    /// See `nccl_small_us`.
+    /// What NCCL sends by that protocol at most, in GB/s.
     pub nccl_small_gbps: f64,
 }
 
@@ -141,12 +140,6 @@ impl Machine {
     #[must_use]
     pub const fn with_link(self, gbps: f64) -> Self {
         Machine { link_gbps: gbps, peer_gbps: gbps, ..self }
-    }
-
-    /// With no more than `gbps` to any one peer.
-    #[must_use]
-    pub const fn with_peer_link(self, gbps: f64) -> Self {
-        Machine { peer_gbps: gbps, ..self }
     }
 
     /// With that many SMs, as fast as these each.

@@ -83,8 +83,8 @@ impl Sender {
             if let Some(sums) = sums {
                 return rows.len() as f64 * sums.row_bytes;
             }
-            // What lies between rows travels with them. Their scales do beside them, four bytes each; a copy of their own
-            // where copy engines push.
+            // The padding between rows travels with them. So do their scales, of four bytes each; copy engines send these by a
+            // second copy.
             let between = rows.len().saturating_sub(1) as f64 * pad;
             let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
             problem.row_bytes(&rows) as f64 + between + scales
@@ -116,8 +116,8 @@ impl Sender {
                     streams[stream].push(pieces.len());
                     pieces.push(Piece { chunk, to, bytes, from, fixed, stream, signalled_after });
                 }
-                Step::Await { word: Word::Summed { chunk }, .. } => {
-                    // A rank's sums are complete in the order in which they leave.
+                // A rank's sums are complete in the order in which they leave. Behind a `Reduce` leaves the total of its chunk.
+                Step::Await { word: Word::Summed { chunk }, .. } | Step::Reduce { chunk } => {
                     from = sums.map_or(0.0, |sums| sums.complete[rank as usize][chunk as usize]);
                 }
                 Step::Post { word: Word::Landed { .. } | Word::Partial { .. }, .. } => {
@@ -127,12 +127,7 @@ impl Sender {
                         }
                     }
                 }
-                Step::Await { .. } | Step::Post { .. } => {}
-                // What a kernel sends of a reduction is totals.
-                Step::Reduce { chunk } => {
-                    from = sums.map_or(0.0, |sums| sums.complete[rank as usize][chunk as usize]);
-                }
-                Step::Multiply { .. } => {}
+                Step::Await { .. } | Step::Post { .. } | Step::Multiply { .. } => {}
             }
         }
         Sender { rank, pieces, next: 0, streams: vec![begin; streams.len()], active: None }

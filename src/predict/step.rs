@@ -229,7 +229,10 @@ impl Step<'_> {
             true => problem,
             false => problem.of_largest_shard()?.truncated(rows)?,
         };
-        Ok(Part { problem, order: self.order_of(rows)? })
+        // It waits for none of its rows.
+        let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
+        let order = TileOrder::new(&one, problem.n(), self.plan.options().tiling, 0)?;
+        Ok(Part { problem, order })
     }
 
     /// How long it takes to read the other ranks' sums of a chunk in their memory.
@@ -246,12 +249,6 @@ impl Step<'_> {
         let read = ranks * self.setup.kernel.elements.d.size();
         let each = f64::from(read + problem.elements().d.size());
         self.plan.chunks().rows(chunk).len() as f64 * f64::from(problem.n()) * each
-    }
-
-    /// The order of tiles of a product of this number of rows that waits for none of them.
-    fn order_of(&self, rows: u32) -> Result<TileOrder> {
-        let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
-        TileOrder::new(&one, self.plan.problem().n(), self.plan.options().tiling, 0)
     }
 }
 

@@ -36,11 +36,11 @@ pub enum Accumulation {
 
 /// What an output should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Expected {
+pub(super) struct Expected {
     /// The exact value, up to `f64` rounding.
-    pub value: f64,
+    pub(super) value: f64,
     /// How far an output may be from it.
-    pub bound: f64,
+    pub(super) bound: f64,
 }
 
 /// A sum of products, and what it may have lost.

@@ -17,12 +17,12 @@ use std::ops::RangeInclusive;
 
 use serde::Serialize;
 
-pub use bound::{Accumulation, Expected};
+pub use bound::Accumulation;
 pub use reduced::{compare_in_partials, compare_reduced, reduced};
 
 pub use crate::plan::Epilogue;
 
-use bound::summed;
+use bound::{Expected, summed};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ use crate::fit::{
 use crate::plan::{BLayout, GATE_COLUMNS, Problem, gate_column};
 
 /// The longest sum with a bound: (K + 3)·u stays below one half.
-pub const MAX_K: u32 = (1 << 23) - 4;
+const MAX_K: u32 = (1 << 23) - 4;
 
 /// One product's inputs, all of A at once.
 #[derive(Clone, Copy, Debug)]

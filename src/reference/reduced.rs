@@ -2,7 +2,8 @@
 //!
 //! What belongs here: the one order of additions that a [`Reduction`] has, written apart from the executors, which check
 //! themselves against it. An owner is the rank whose rows are asked for; without one it is an all-reduce, of which every rank
-//! gets all rows. Invariant: an owner's own sums are unrounded, all others' are not, and each are at their own place.
+//! gets all rows. Invariant: sums are added in the order of the ranks; an owner's own stay unrounded, all others are rounded to
+//! the type of partials first.
 
 use std::ops::Range;
 

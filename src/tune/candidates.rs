@@ -5,8 +5,8 @@
 use super::asked::{Anything, Asked, Fits};
 use super::entry::Multiplying;
 use crate::kernels::{Kernel, choices, ranked, that_serve};
-use crate::plan::{Engine, Operation, Problem, SMALL_SHARD, Strategy, Way};
-use crate::predict::{Machine, Setup, estimate};
+use crate::plan::{Engine, Problem, SMALL_SHARD, Strategy, Way};
+use crate::predict::{Machine, estimate};
 
 /// The ways that make sense for shards of this size, the default first.
 ///
@@ -177,14 +177,7 @@ fn predicted_us(
     way: Way,
     multiplying: &Multiplying,
 ) -> Option<f64> {
-    let setup = Setup {
-        operation: Operation::AllGatherGemm,
-        way,
-        kernel: kernel.clone(),
-        swizzle: multiplying.swizzle,
-        splits: multiplying.splits,
-        sms: None,
-    };
+    let setup = multiplying.setup(way, kernel.clone());
     let estimate = estimate(machine, &setup.plan(problem).ok()?, &setup).ok()?;
     Some(1e6 * estimate.total.as_secs_f64()).filter(|us| *us > 0.0)
 }
@@ -195,6 +188,7 @@ mod tests {
 
     use super::super::made_up::problem;
     use super::*;
+    use crate::predict::Setup;
 
     #[test]
     fn kernels_come_quickest_first_and_few_of_each() {

@@ -9,7 +9,10 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, TileShape, Way};
+use crate::plan::{
+    BLayout, ClusterShape, ElementTypes, Engine, Operation, Problem, Scaling, TileShape, Way,
+};
+use crate::predict::Setup;
 
 /// The properties that the problems of an entry share, except the size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,12 +47,7 @@ impl fmt::Display for Family {
     /// `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Family { gpu, ranks, elements, scaling, b_layout } = self;
-        write!(f, "{ranks} × {gpu}, {} × {} → {}", elements.a, elements.b, elements.d)?;
-        f.write_str(match scaling {
-            Scaling::None => "",
-            Scaling::Tensor => ", tensor scales",
-            Scaling::Rows => ", row scales",
-        })?;
+        write!(f, "{ranks} × {gpu}, {elements}{}", scaling.after_types())?;
         f.write_str(match b_layout {
             BLayout::Nk => "",
             BLayout::Kn => ", B k×n",
@@ -111,6 +109,13 @@ impl Multiplying {
         let Kernel { name, tile, cluster, .. } = kernel;
         let Choice { swizzle, splits, .. } = choice;
         Multiplying { kernel: name.clone(), tile: *tile, cluster: *cluster, swizzle, splits }
+    }
+
+    /// The setup of an all-gather + GEMM that is carried out this way; `kernel` is the one of that name.
+    pub(super) fn setup(&self, way: Way, kernel: Kernel) -> Setup {
+        let Multiplying { swizzle, splits, .. } = *self;
+        let operation = Operation::AllGatherGemm;
+        Setup { operation, way, kernel, swizzle, splits, sms: None }
     }
 }
 

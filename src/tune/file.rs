@@ -24,9 +24,9 @@ use super::entry::{Entry, Shape};
 use crate::error::{Error, Result};
 
 /// The name of the format, in every file.
-pub const FORMAT: &str = "overlap-gemm tuning";
+const FORMAT: &str = "overlap-gemm tuning";
 /// The version of the file that is written, and the only one that is read.
-pub const VERSION: u32 = 3;
+const VERSION: u32 = 3;
 /// The environment variable with the file for plans; `none`: no table at all.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
 

@@ -13,12 +13,12 @@ use super::asked::{Asked, Fits};
 use super::candidates::{Candidate, candidates};
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::kernels::Kernel;
-use crate::plan::{Operation, Problem, Strategy, Way};
+use crate::plan::{Problem, Strategy, Way};
 use crate::predict::Setup;
 
 /// The largest distance of the nearest entry, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Of
 /// 113 problems farther apart, a neighbour's winner was slower than the choice of the cost model.
-pub const FARTHEST: f64 = 0.25;
+const FARTHEST: f64 = 0.25;
 /// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
 /// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
@@ -54,14 +54,7 @@ impl Answer {
     /// The setup of a step by this answer; `None`: the caller chooses the kernel, or the kernel is unknown.
     pub fn setup(&self) -> Option<Setup> {
         let multiplying = self.multiplying.as_ref()?;
-        Some(Setup {
-            operation: Operation::AllGatherGemm,
-            way: self.way,
-            kernel: Kernel::from_name(&multiplying.kernel)?,
-            swizzle: multiplying.swizzle,
-            splits: multiplying.splits,
-            sms: None,
-        })
+        Some(multiplying.setup(self.way, Kernel::from_name(&multiplying.kernel)?))
     }
 }
 

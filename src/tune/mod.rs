@@ -28,6 +28,6 @@ mod made_up;
 pub use asked::{Anything, Asked, Fits};
 pub use candidates::{Candidate, candidates, ways};
 pub use entry::{Entry, Family, Multiplying, Shape, Times};
-pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
-pub use lookup::{Answer, FARTHEST, Source};
+pub use file::{TUNING_VARIABLE, default_path, record};
+pub use lookup::{Answer, Source};
 pub use table::Tuning;

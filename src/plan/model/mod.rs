@@ -133,7 +133,7 @@ struct Region {
     from: u32,
 }
 
-/// In a region: not from one rank, but the total of all, at the rank that has added it up and sends it on.
+/// In place of a region's `from`: the region holds the total of all ranks, at the rank that has added it up and sends it.
 const TOTAL: u32 = u32::MAX;
 
 /// What has to happen once an epoch.

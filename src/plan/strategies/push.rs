@@ -17,6 +17,7 @@ use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::types::Scaling;
 use super::super::way::{Engine, FEW_BYTES};
 use super::super::whole::Plan;
+use super::announce;
 
 /// The steps by which rows get from rank to rank.
 pub(super) fn push(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -118,12 +119,8 @@ impl<'a> Sender<'a> {
         self.announce();
     }
 
-    /// Posts that this rank has consumed the previous step, first to the rank that sends here first.
     fn announce(&mut self) {
-        for round in 0..self.ranks {
-            let (word, to) = (Word::Consumed { by: self.rank }, (self.rank + round) % self.ranks);
-            self.add(Lane::Compute, Step::Post { word, to, age: 1 });
-        }
+        self.steps.extend(announce(self.plan, self.rank).map(|step| (Lane::Compute, step)));
     }
 
     fn await_own_rows(&mut self, lane: Lane) {

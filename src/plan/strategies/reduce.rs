@@ -54,6 +54,7 @@ use std::ops::Range;
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Strategy};
 use super::super::whole::{Plan, PlanOptions};
+use super::announce;
 
 /// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -159,7 +160,7 @@ fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32
     let ranks = plan.problem().ranks();
     // At its receiver a sender's words are counted like this.
     let first = plan.signalled(plan.chunks().rank_of(chunk)).start;
-    (chunk - first + (to + ranks - rank) % ranks) % streams
+    (chunk - first + (to + ranks - rank % ranks) % ranks) % streams
 }
 
 /// Whether the product of a chunk of a rank's own rows adds up.
@@ -241,12 +242,6 @@ fn receivers(plan: &Plan, rank: u32, owner: u32) -> Vec<u32> {
 /// Whether words say that slots and own sums may be overwritten.
 fn acknowledges(plan: &Plan) -> bool {
     !plan.options().operation.is_all_reduce()
-}
-
-/// Posts that this rank has consumed the previous step, first to the rank that it sends to first.
-fn announce(plan: &Plan, rank: u32) -> Vec<Step> {
-    let to = (0..plan.problem().ranks()).map(|round| plan.peer_in_round(rank, round));
-    to.map(|to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 }).collect()
 }
 
 fn multiply(rows: Range<u32>, pivot: u32) -> Step {
