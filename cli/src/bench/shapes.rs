@@ -19,7 +19,7 @@ const COLUMNS: (u64, u64) = (1024, 16384);
 /// Which problems, of which types.
 #[derive(clap::Args)]
 pub struct ShapeArgs {
-    /// Problems: M counts the rows of all ranks; N the columns of one rank, in a reduction K
+    /// Problems: M counts the rows of all ranks; N counts one rank's columns (in a reduction N is whole, and K one rank's)
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 

@@ -53,9 +53,9 @@ impl Loops {
 /// One way to compute a product, or a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Contender {
-    /// cuBLASLt's fastest plain GEMM, with A already gathered
+    /// cuBLASLt's fastest plain GEMM, all of its inputs in memory
     Cublaslt,
-    /// This crate's plain GEMM, with A already gathered
+    /// This crate's plain GEMM, all of its inputs in memory
     Own,
     /// The same, waiting for signals that are all set: the cost of waiting
     OwnSet,
@@ -73,7 +73,7 @@ pub enum Contender {
     Sequential,
     /// A GEMM for each rank's rows, while the others' rows or sums travel
     Pipelined,
-    /// One GEMM, each tile of which waits for its rows; or sums that leave chunk by chunk
+    /// One GEMM, each tile of which waits for its rows; or a GEMM for each chunk, while the sums of the chunk before travel
     Fused,
     /// The library chooses among these strategies
     Auto,

@@ -69,7 +69,7 @@ fn multiply(plan: &Plan, rank: u32) -> Vec<Step> {
         // A product for each rank's rows, its own first, each after all of those rows have landed.
         (_, Strategy::Pipelined) => {
             let (ranks, mut steps) = (plan.problem().ranks(), Vec::new());
-            for of in (0..ranks).map(|round| (rank % ranks + round) % ranks) {
+            for of in all_from(rank, ranks) {
                 let rows = plan.problem().shards().rows(of);
                 if rows.is_empty() {
                     continue;
@@ -91,9 +91,13 @@ fn multiply_all(plan: &Plan, rank: u32, awaits: Vec<u32>) -> Step {
 /// Posts that `rank` has consumed the previous step: to itself, then to the rank behind it, and so on. In a gather that rank
 /// sends here first; in a reduction it is the first that `rank` sends to.
 fn announce(plan: &Plan, rank: u32) -> impl Iterator<Item = Step> + use<> {
-    let ranks = plan.problem().ranks();
-    let to = (0..ranks).map(move |round| (rank % ranks + round) % ranks);
+    let to = all_from(rank, plan.problem().ranks());
     to.map(move |to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 })
+}
+
+/// All ranks, from `rank` on.
+fn all_from(rank: u32, ranks: u32) -> impl Iterator<Item = u32> {
+    (0..ranks).map(move |round| (rank % ranks + round) % ranks)
 }
 
 #[cfg(test)]
@@ -105,12 +109,13 @@ mod tests {
     fn a_rank_that_does_not_exist_has_a_schedule() {
         let problem = Problem::builder(6, 16, 16).ranks(3).build().unwrap();
         let engines = [Engine::Thread, Engine::CopyEngines { streams: 2 }, Engine::PUSHING];
-        let operations = [Operation::AllGatherGemm, Operation::GemmReduceScatter];
+        let operations =
+            [Operation::AllGatherGemm, Operation::GemmReduceScatter, Operation::GemmAllReduce];
         for (operation, engine) in operations.into_iter().flat_map(|of| engines.map(|by| (of, by)))
         {
             for strategy in Strategy::ALL {
                 let options = PlanOptions { operation, strategy, engine, ..PlanOptions::default() };
-                // A kernel refuses two strategies of a reduction.
+                // An engine may refuse a strategy of a reduction.
                 let Ok(plan) = Plan::new(&problem, options) else { continue };
                 let is_empty = |rank: u32| plan.schedule(rank).steps.is_empty();
                 assert!(![3, 100, u32::MAX].into_iter().any(is_empty), "{plan}");
