@@ -32,6 +32,12 @@ pub fn nccl() -> Found {
     find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib")
 }
 
+/// `12.3.4` out of what `cublasLtGetVersion` returns: 120304.
+#[cfg(any(feature = "cuda", test))]
+pub fn cublaslt_version(code: usize) -> String {
+    format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100)
+}
+
 /// Loads the first of `names` that exists; `package` is its folder in site-packages.
 fn find(names: &[&'static str], package: &str) -> Found {
     // SAFETY: these are well-known libraries, or what the machine's owner put in their place;
@@ -104,4 +110,15 @@ pub fn toolkit_roots() -> Vec<(&'static str, PathBuf)> {
         .join("cuda");
     let usual = [("the usual place", "/usr/local/cuda".into()), ("third_party/fetch", fetched)];
     named.chain(on_path).chain(usual).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(cublaslt_version(130_101), "13.1.1");
+        assert_eq!(cublaslt_version(120_904), "12.9.4");
+    }
 }

@@ -41,7 +41,9 @@ mod tests {
     fn medians_and_quartiles() {
         assert_eq!((median(&[]), spread(&[])), (None, None));
         assert_eq!((median(&[3.0]), spread(&[3.0])), (Some(3.0), Some(0.0)));
+        assert_eq!([0.0, 1.0].map(|end| quantile(&[3.0], end)), [Some(3.0); 2]);
         let five = [5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!([0.25, 0.75].map(|part| quantile(&five, part)), [Some(2.0), Some(4.0)]);
         assert_eq!((median(&five), spread(&five)), (Some(3.0), Some(2.0 / 3.0)));
         assert_eq!(median(&[1.0, 2.0]), Some(1.5));
         assert_eq!(quantile(&[0.0, 10.0], 0.25), Some(2.5));

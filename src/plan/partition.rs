@@ -67,10 +67,13 @@ mod tests {
         ) {
             let rows = Partition::new(len, parts);
             let range = rows.range(part);
-            prop_assert!(range.end <= len && rows.start(0) == 0);
+            prop_assert!(rows.start(part) <= len && range.end <= len && rows.start(0) == 0);
             if part < parts {
                 prop_assert!(range.len() as u32 - len / parts <= 1);
                 prop_assert_eq!(rows.start(parts), len);
+            }
+            for row in [range.start, range.end.saturating_sub(1)] {
+                prop_assert!(range.is_empty() || rows.part_of(row) == part);
             }
             let holder = rows.part_of(row);
             prop_assert_eq!(rows.range(holder).contains(&row), row < len);

@@ -136,3 +136,15 @@ impl Contender {
         PossibleValuesParser::new(values).try_map(|name| Contender::from_str(&name, false))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        for who in Contender::value_variants() {
+            assert_eq!(Contender::from_str(&who.name(), false), Ok(*who));
+        }
+    }
+}

@@ -274,6 +274,17 @@ impl Row {
         }
     }
 
+    /// It, and behind it the contenders that are carried out in the same way, with its times.
+    #[cfg(any(feature = "cuda", test))]
+    pub fn with_twins(self, twins: Vec<(super::wanted::Contender, String)>) -> Vec<Row> {
+        let twin = |(who, what): (super::wanted::Contender, String)| {
+            let what = format!("{what}; timed as {}", self.who);
+            Row { who: who.name(), what, ..self.clone() }
+        };
+        let twins: Vec<Row> = twins.into_iter().map(twin).collect();
+        [self].into_iter().chain(twins).collect()
+    }
+
     /// How it is launched, as tables call it.
     pub fn launch(&self) -> &'static str {
         if self.graph { "graph" } else { "plain" }

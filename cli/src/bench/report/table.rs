@@ -283,9 +283,9 @@ mod tests {
     #[test]
     fn each_plan_of_auto_is_shown_once() {
         let fused = row("fused", Kind::AllGatherGemm, &[1.0]);
-        let what = "Fused\nmodelled; timed as fused".into();
-        let auto = Row { who: "auto".into(), what, ..fused.clone() };
-        let rows = vec![fused, Row { graph: false, ..auto.clone() }, auto];
+        let mut rows = fused.with_twins(vec![(Contender::Auto, "Fused\nmodelled".into())]);
+        assert_eq!((&*rows[1].who, &rows[1].rounds_us), ("auto", &rows[0].rounds_us));
+        rows.push(Row { graph: false, ..rows[1].clone() });
         let text = case(64, rows).to_string();
         assert_eq!(text.matches("  auto: Fused; modelled; timed as fused\n").count(), 1, "{text}");
         assert!(!text.contains("fused_kernel"), "{text}");

@@ -16,6 +16,7 @@ use overlap_gemm::{ElementType, Error, Result};
 use super::driver::{Block, Gpu};
 use super::inputs::Inputs;
 use crate::exit::Failure;
+use crate::installed;
 use api::{Api, Opaque, Status, Suggestion, attribute, config, data_type};
 
 /// More than any kernel was seen to want on Hopper.
@@ -51,10 +52,8 @@ impl Cublaslt {
     /// `13.1.0, libcublasLt.so.13`.
     pub fn version(&self) -> String {
         // SAFETY: takes nothing, touches nothing.
-        let code = unsafe { (self.api.get_version)() };
-        // 130100: 13.1.0.
-        let (major, minor, patch) = (code / 10_000, code % 10_000 / 100, code % 100);
-        format!("{major}.{minor}.{patch}, {}", self.place)
+        let version = unsafe { (self.api.get_version)() };
+        format!("{}, {}", installed::cublaslt_version(version), self.place)
     }
 }
 

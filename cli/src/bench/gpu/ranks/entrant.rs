@@ -103,18 +103,12 @@ impl<'a> Entrant<'a> {
         Entrant { row, identity: None, twins: Vec::new(), runner }
     }
 
-    /// What is shown of it, and behind it of its twins, with its times: none for a wrong result.
+    /// What is shown of it: no time for a wrong result.
     pub fn into_rows(mut self) -> Vec<Row> {
         if self.row.failed.is_some() {
             self.row.rounds_us.clear();
         }
-        let row = self.row;
-        let twin = |(who, what): (Contender, String)| {
-            let what = format!("{what}; timed as {}", row.who);
-            Row { who: who.name(), what, ..row.clone() }
-        };
-        let twins: Vec<Row> = self.twins.into_iter().map(twin).collect();
-        [row].into_iter().chain(twins).collect()
+        self.row.with_twins(self.twins)
     }
 
     /// Captures the graph, if there is to be one.
