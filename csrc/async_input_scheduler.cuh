@@ -117,7 +117,7 @@ public:
 
     CUTLASS_DEVICE explicit AsyncInputScheduler(OrderParams const& params) : params_(params) {
         next_ = int32_t(blockIdx.x) / int32_t(cute::size<0>(KernelCluster{}));
-        band_ = BandCursor::at(params_.bands, unit_row(unit(next_)));
+        band_ = BandCursor::begin(params_.bands);
     }
 
     CUTLASS_DEVICE Work current() {
@@ -127,7 +127,7 @@ public:
         work.slice = kCanSplit ? next_ - work.unit * params_.splits.divisor : 0;
         work.k_begin = slice_begin(work.slice);
         work.k_count = slice_begin(work.slice + 1) - work.k_begin;
-        band_.advance(params_.bands, unit_row(work.unit));
+        if (params_.bands.count > 1) band_.advance(params_.bands, unit_row(work.unit));
         Unit at = unit_at(params_, band_, work.unit);
         // The grid is (clusters * cluster x, cluster y): block coordinates within the cluster.
         constexpr int32_t cluster_x = cute::size<0>(KernelCluster{});
@@ -292,7 +292,7 @@ private:
     }
 
     OrderParams const& params_;
-    // This block's next index, unit * splits + slice, and the band that the last one was in.
+    // This block's next index, unit * splits + slice, and the band from which on its own is looked for.
     int32_t next_;
     BandCursor band_;
 };

@@ -34,6 +34,8 @@ struct alignas(kLineBytes) EpilogueParams {
     bool gated = false;
     // Whether rows or columns are scaled, or a bias is added.
     bool has_vectors = false;
+    // Whether anything but a factor for all sums is asked for.
+    bool changes_sums = false;
     // Columns of the kernel's tiles.
     int32_t width = 0;
     float const* scale_a = nullptr;

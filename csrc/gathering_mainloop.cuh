@@ -42,6 +42,8 @@ struct RecordTable {
 // What the loads need to know of a launch beside the descriptors and the table of chunks.
 struct GatherParams {
     int32_t m = 0;
+    // Whether this launch awaits no chunk, loads nothing before other kernels have ended, and records nothing.
+    bool is_plain = false;
     // The other operand was there before this kernel started: see og_gemm_operands.
     bool b_is_there = false;
     // Whether the gathered operand arrives in chunks; and whether the kernel before says (`begun`) when all older work has
@@ -178,47 +180,51 @@ public:
         CUTLASS_PRAGMA_NO_UNROLL
         for (;; span_end += gather.span_steps) {
             int32_t const end = min(span_end, k_end);
-            // Steps of the other operand that were loaded while rows of the gathered one were missing.
-            int32_t ahead = 0;
-            // Often the watcher is many tiles ahead, and an earlier look has told.
-            if ((awaits_chunks && !TileGate::is_open(gate_, spans_)) || (is_first && gather.b_is_there)) {
-                // Into as many stages as come free.
-                auto is_open = [&] {
-                    if (awaits_chunks) gate_ = TileGate::look();
-                    return TileGate::is_open(gate_, spans_);
-                };
-                // All but the stage that the multiplying warps keep until this span's first step is there.
-                int32_t const most = min(end - k, stage.count() - (k > work.k_begin ? kKeptStages : 0));
-                for (Stage to = stage; ahead < most && !is_open(); ++to, ++ahead) {
-                    await_free(pipeline, to);
-                    load_other(k + ahead, to);
-                }
-                // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the
-                // rows that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway:
-                // 512x1792x4096 took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens
-                // every gate, in time or when it gives up.
-                bool const goes_further = gather.m <= params.unit_rows();
-                for (int32_t next = ahead; awaits_chunks && !is_open();) {
-                    if (goes_further && next < min(k_end - k, 2 * stage.count())) {
-                        prefetch_other(k + next++);
-                    } else {
-                        // Looks take shared memory's time from the warps that multiply.
-                        __nanosleep(20);
-                    }
-                }
-                if (is_first && !gather.awaits_begun) wait_for_kernels_before();
-            }
-            is_first = false;
-            ++spans_;
             bool const is_last = end == k_end;
-            if (is_last && gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
-
             // A step of K beyond the last reads as zeros, and fetches nothing.
-            int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_steps : 0;
-            CUTLASS_PRAGMA_NO_UNROLL
-            for (int32_t const begun = k + ahead; k < begun; ++k, ++stage) {
-                expect(pipeline, stage, stage_bytes);
-                load_gathered(k + outside, stage);
+            int32_t outside = 0;
+            // Together, so that a plain product skips it by one jump: fetching instructions takes longer than executing them.
+            if (!gather.is_plain) {
+                // Steps of the other operand that were loaded while rows of the gathered one were missing.
+                int32_t ahead = 0;
+                // Often the watcher is many tiles ahead, and an earlier look has told.
+                if ((awaits_chunks && !TileGate::is_open(gate_, spans_)) || (is_first && gather.b_is_there)) {
+                    // Into as many stages as come free.
+                    auto is_open = [&] {
+                        if (awaits_chunks) gate_ = TileGate::look();
+                        return TileGate::is_open(gate_, spans_);
+                    };
+                    // All but the stage that the multiplying warps keep until this span's first step is there.
+                    int32_t const most = min(end - k, stage.count() - (k > work.k_begin ? kKeptStages : 0));
+                    for (Stage to = stage; ahead < most && !is_open(); ++to, ++ahead) {
+                        await_free(pipeline, to);
+                        load_other(k + ahead, to);
+                    }
+                    // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the
+                    // rows that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway:
+                    // 512x1792x4096 took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens
+                    // every gate, in time or when it gives up.
+                    bool const goes_further = gather.m <= params.unit_rows();
+                    for (int32_t next = ahead; awaits_chunks && !is_open();) {
+                        if (goes_further && next < min(k_end - k, 2 * stage.count())) {
+                            prefetch_other(k + next++);
+                        } else {
+                            // Looks take shared memory's time from the warps that multiply.
+                            __nanosleep(20);
+                        }
+                    }
+                    if (is_first && !gather.awaits_begun) wait_for_kernels_before();
+                }
+                is_first = false;
+                ++spans_;
+                if (is_last && gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
+
+                if ((gate_ & kStopped) != 0) outside = gather.k_steps;
+                CUTLASS_PRAGMA_NO_UNROLL
+                for (int32_t const begun = k + ahead; k < begun; ++k, ++stage) {
+                    expect(pipeline, stage, stage_bytes);
+                    load_gathered(k + outside, stage);
+                }
             }
             CUTLASS_PRAGMA_NO_UNROLL
             for (; k < end; ++k, ++stage) {

@@ -141,6 +141,7 @@ struct GemmSm90 {
         gather.k_steps = int32_t(UnitGrid::ceil_div(launch.plan.shape.k, kTileK));
         static_assert(OG_SPAN_UNIT_BYTES % Mainloop::kRowBytes == 0);
         if (launch.input && launch.input->span_bits > 0) gather.span_steps = launch.input->span_bytes / Mainloop::kRowBytes;
+        gather.is_plain = !gather.b_is_there && !gather.awaits_chunks && !records.records;
         return gather;
     }
 

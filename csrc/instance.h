@@ -2,7 +2,7 @@
 //
 // What belongs here: how one compiled kernel presents itself, what a launch is made of, and how a
 // failure travels. No CUTLASS here, so that abi.cu compiles in a second.
-// Invariant: a launch that reaches an instance has passed every check of abi.cu.
+// Invariant: a launch that reaches an instance has passed every check of argument_checks.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -3,7 +3,8 @@
 // What belongs here: the roles of a block's warps, the shared memory and the barriers between them, and the start and the end
 // of a block. One warp loads, one watches chunks; two groups of four warps multiply and store: they share each tile
 // (cooperative), or each has every second tile, so that one stores while the other multiplies (ping-pong). The start is short
-// on purpose: a block's first instructions come from memory, which takes longer than executing them.
+// on purpose: a block's first instructions come from memory, which takes longer than executing them. The loading warp, which all
+// others wait for, leaves barriers and descriptors to other warps (benches/results/2026-11-30-h200-begin-and-end.txt).
 // Invariant: all warps walk the tiles in the same order, so that the n-th stage filled is the n-th one read. No block of a
 // cluster ends while another may write to its shared memory.
 #pragma once
@@ -43,6 +44,8 @@ class PersistentKernel {
 
     static constexpr int kGroupThreads = 128;
     static constexpr int kWarpThreads = 32;
+    // Warps of the first group.
+    static constexpr int kLoader = 0, kWatcher = 1, kInitializer = 2, kPrefetcher = 3;
     static constexpr int kGroups = 2;
     // How many groups share a tile. A group computes every kTileStep-th of its block's tiles.
     static constexpr int kSharingGroups = kPingpong ? 1 : kGroups;
@@ -90,16 +93,20 @@ public:
         int const warp = cutlass::canonical_warp_idx_sync();
         int const group = warp / (kGroupThreads / kWarpThreads);
 
-        if (warp == 0 && cute::elect_one_sync()) begin_block_waits<Mainloop::kSharers>();
         Pipeline::init_barriers(rest.pipeline, pipeline_of(Pipeline::ThreadCategory::NonParticipant), Cluster{});
+        if (warp == kWatcher && cute::elect_one_sync()) begin_block_waits<Mainloop::kSharers>();
         arrive_at_start();
         if (group == 0) {
             cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
-            if (warp == 0) {
+            if (warp == kLoader) {
                 load(params, tiles, rest);
-            } else if (warp == 1 && params.mainloop.gather.awaits_chunks) {
+            } else if (warp == kWatcher && params.mainloop.gather.awaits_chunks) {
                 watch(params);
             } else {
+                if (warp == kPrefetcher && cute::elect_one_sync()) {
+                    Mainloop::prefetch(params.mainloop);
+                    Store::prefetch(params.store);
+                }
                 await_start();
             }
         } else {
@@ -127,11 +134,11 @@ private:
         typename Pipeline::Params pipeline;
         pipeline.role = role;
         pipeline.num_consumers = kSharingGroups * kGroupThreads;
+        pipeline.initializing_warp = kInitializer;
         return pipeline;
     }
 
     CUTLASS_DEVICE static void load(Params const& params, Tiles& tiles, Rest& rest) {
-        if (cute::elect_one_sync()) Mainloop::prefetch(params.mainloop);
         Pipeline pipeline(rest.pipeline, pipeline_of(Pipeline::ThreadCategory::Producer), Cluster{}, cute::false_type{},
                           cute::false_type{});
         Stage stage(params.mainloop.stages, 1);
@@ -151,10 +158,12 @@ private:
     CUTLASS_DEVICE static void watch(Params const& params) {
         Mainloop mainloop;
         Scheduler scheduler(params.order);
+        auto work = scheduler.current();
         await_start();
-        for (auto work = scheduler.current(); work.is_valid(); work = scheduler.current()) {
+        while (work.is_valid()) {
             mainloop.watch(params.mainloop, work);
             scheduler.advance(1);
+            work = scheduler.current();
         }
     }
 
@@ -173,7 +182,6 @@ private:
             scheduler.advance(1);
             stage.advance(params.order.slice_steps);
         }
-        if (threadIdx.x == kGroupThreads) Store::prefetch(params.store);
         auto work = scheduler.current();
         await_start();
         while (work.is_valid()) {

@@ -25,6 +25,8 @@ struct BandCursor {
     int32_t first;
     int32_t end;
 
+    static OG_HOST_DEVICE BandCursor begin(BandTable const& table) { return {table.first[0], table.first[1]}; }
+
     // The band that `position` lies in.
     static OG_HOST_DEVICE BandCursor at(BandTable const& table, int32_t position) {
         int32_t band =

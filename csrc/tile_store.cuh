@@ -95,6 +95,8 @@ public:
                          int64_t columns) {
         Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
         if (others) params.others = *others;
+        params.epilogue.changes_sums = epilogue.has_vectors || epilogue.c || epilogue.activation != OG_ACTIVATION_NONE ||
+                                       epilogue.gated || params.others.count > 0;
         if constexpr (kByTma) {
             int const columns_each = epilogue.gated ? 2 : 1;
             auto descriptor = [&](int chunk) {
@@ -225,10 +227,12 @@ private:
 
     // From sums to outputs; of a gated product they take the first half of each chunk's sums. Each thing that a product may ask
     // for is a pass over the tile's sums, so that code which it does not need is skipped at once: fetching instructions takes
-    // longer than executing them (benches/results/2026-11-27-h200-scaled-rows.txt).
+    // longer than executing them (benches/results/2026-11-27-h200-scaled-rows.txt). A product that asks for none skips all by one
+    // jump. (A block that has given up asks: its factor is NaN.)
     template <class Sums>
     CUTLASS_DEVICE void finish(Epilogue const& epilogue, Tile const& tile, Place const& first, int part_width, uint32_t chunks,
                                Sums& sums) const {
+        if (!params_.epilogue.changes_sums && !epilogue.is_scaled()) return;
         auto each_sum = [&](int strip, int column, auto change) {
             int const row = first.row + strip * kGroupsM * kStripRows;
             CUTLASS_PRAGMA_UNROLL
