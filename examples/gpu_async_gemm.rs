@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
 use overlap_gemm::cuda::{
-    AsyncGemm, Device, GemmOptions, RawOperands, SignalPad, Signals, SymmetricMemory,
+    AsyncGemm, Device, DeviceMatrix, GemmOptions, Operands, SignalPad, Signals, SymmetricMemory,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::GroupOptions;
@@ -90,13 +90,12 @@ fn multiply(
     // SAFETY: the memory outlives the signals.
     let signals = unsafe { Signals::at(device, memory.own_address() + WORDS_AT, CHUNKS, 0)? };
     let b = stream.clone_htod(&vec![bf16::from_f32(1.0 / K as f32); N * K])?;
-    let d = stream.alloc_zeros::<bf16>(M * N)?;
-    let (b_at, d_at) = (b.device_ptr(&stream).0, d.device_ptr(&stream).0);
-    let operands = RawOperands::new(memory.own_address(), b_at, d_at);
+    let mut d = stream.alloc_zeros::<bf16>(M * N)?;
+    // SAFETY: A is so large. Rank 1 writes a chunk before its word, and not before `pad` says that it was read.
+    let a = unsafe { DeviceMatrix::<bf16>::from_raw(memory.own_address(), M as u64, K as u64) };
     for step in 0..STEPS {
         signals.advance(&stream)?;
-        // SAFETY: all three are as large as the problem says, and live until the stream is through.
-        unsafe { gemm.enqueue_raw(&stream, &operands, &signals)? };
+        gemm.enqueue(&stream, [Operands::new(a, &b, &mut d)], None, &signals)?;
         pad.put(&stream, 1, 0)?;
         stream.synchronize()?;
         signals.check()?; // a chunk that did not come in time is named here

@@ -346,10 +346,12 @@ fn assert_part_of(part: &[String], whole: &[String]) {
 }
 
 #[test]
-fn the_readme_s_example_for_gpus_is_a_part_of_the_documentation() {
-    // The documentation's example compiles where the feature `cuda` is on; the README's cannot.
-    let path = "src/cuda/all_gather_gemm/mod.rs";
-    let [readme, documented] = examples("rust,ignore", path, "```no_run");
+fn the_readme_s_examples_for_gpus_are_parts_of_the_documentation() {
+    // The documentation's examples compile where the feature `cuda` is on; the README's cannot. They are in the same order.
+    let paths = ["src/cuda/all_gather_gemm/mod.rs", "src/cuda/gemm_reduce/mod.rs"];
+    let [[readme, mut documented], [_, pair]] =
+        paths.map(|path| examples("rust,ignore", path, "```no_run"));
+    documented.extend(pair);
     assert_part_of(&readme, &documented);
 }
 

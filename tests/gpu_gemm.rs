@@ -22,7 +22,9 @@ use gpu::{
     Gpu, captured, in_parallel, on_all_cores, on_every_kernel, share_of_rounds, tried_kernels,
 };
 use overlap_gemm::Error;
-use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Kernel, Operands};
+use overlap_gemm::cuda::{
+    self, Device, DeviceMatrix, DeviceMatrixMut, Gemm, GemmOptions, Kernel, Operands,
+};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
@@ -339,6 +341,12 @@ fn buffers_that_do_not_fit_are_refused() {
     let floats = gpu.upload(&vec![0f32; 64 * 64]);
     let error = gemm.enqueue(stream, Operands::new(&floats, &full, &mut d)).unwrap_err();
     assert!(error.to_string().starts_with("the element type of A is f32"), "{error}");
+    let transposed = DeviceMatrix::new(&full, 32, 128);
+    let error = gemm.enqueue(stream, Operands::new(transposed, &full, &mut d)).unwrap_err();
+    assert!(error.to_string().starts_with("the columns of A is 128, but must be 64"), "{error}");
+    let fewer = DeviceMatrixMut::new(&mut d, 63, 64);
+    let error = gemm.enqueue(stream, Operands::new(&full, &full, fewer)).unwrap_err();
+    assert!(error.to_string().starts_with("the rows of D is 63"), "{error}");
     let options = GemmOptions::default().with_sm_limit(100_000);
     let error = Gemm::plan(&gpu.device, &problem, &options).map(|_| ()).unwrap_err();
     assert!(error.to_string().starts_with("the SM limit is 100000"), "{error}");

@@ -7,20 +7,21 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::{choose, without_product};
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Begun, Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
-use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::product::held::Guards;
+use crate::cuda::product::matrix::{DeviceMatrix, DeviceMatrixMut, PlannedMatrix};
+use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{copy, refuse_capture};
 use crate::element::Element;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
-use crate::fit::check_len;
 use crate::group::Group;
 use crate::plan::{MAX_DIMENSION, Operation, PlanOptions, Problem, check_aligned};
 
@@ -92,42 +93,40 @@ impl AllGather {
     }
 
     /// Enqueues a whole step on `stream` and returns: gathers all ranks' rows and copies them to `all`, in rank order. `shard` has
-    /// this rank's rows. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so buffers for the largest step
-    /// serve every step. A failed step leaves `all` undefined: [`AllGather::check`] returns the error.
+    /// this rank's rows. `rows`: as in [`AllGather::start`]. Both matrices may have as many rows as planned, so buffers for the
+    /// largest step serve every step. A failed step leaves `all` undefined: [`AllGather::check`] returns the error.
     ///
     /// To avoid the copy, and in graphs, use [`AllGather::start`] and [`AllGather::finish`].
-    pub fn enqueue<T: Element>(
+    pub fn enqueue<'a, T: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
-        shard: &impl DevicePtr<T>,
-        all: &mut impl DevicePtrMut<T>,
+        shard: impl Into<DeviceMatrix<'a, T>>,
+        all: impl Into<DeviceMatrixMut<'a, T>>,
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
         refuse_capture(stream)?;
         let shape = self.gatherer.shape(rows)?;
         let [own, all_rows] = self.gatherer.row_counts(&shape);
-        let bytes = |rows: u32| u64::from(rows) * u64::from(shape.plan.problem().k());
-        let fits =
-            |[what, length]: [&str; 2], len, of: &Arc<CudaStream>, [least, most]: [u32; 2]| {
-                check_context(what, of.context(), self.gatherer.device.context())?;
-                let remedy = "give the rows of the step, or a buffer for as many as planned";
-                check_len(length, len, bytes(least)..=bytes(most), remedy)
-            };
-        fits(["the shard", "the shard, in bytes,"], shard.num_bytes(), shard.stream(), own)?;
-        let names = ["the gathered rows", "the gathered rows, in bytes,"];
-        fits(names, all.num_bytes(), all.stream(), all_rows)?;
+        let (shard, all, row_bytes) = (shard.into(), all.into(), shape.plan.problem().k());
+        let context = self.gatherer.device.context();
+        let planned = |rows| PlannedMatrix::packed(rows, row_bytes / T::TYPE.size());
+        shard.check("the shard", planned(own), context)?;
+        all.check("the gathered rows", planned(all_rows), context)?;
         {
-            let (from, _read) = shard.device_ptr(stream);
-            // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
-            // event records is done; the step copies it first, in the order of the stream. No graph has this step.
+            let mut guards = Guards::new(stream);
+            let from = shard.read(&mut guards)?;
+            // SAFETY: the shard belongs to this device and is as long as the rows say. A slice stays allocated until the work that
+            // its event records is done; the step copies it first, in the order of the stream. No graph has this step.
             unsafe { self.start(stream, rows, Some(from)) }?;
         }
         let gathered = self.finish(stream)?;
-        let (to, _written) = all.device_ptr_mut(stream);
+        let mut guards = Guards::new(stream);
+        let to = all.write(&mut guards).inspect_err(|error| self.gatherer.fail(error))?;
+        let bytes = u64::from(all_rows[0]) * u64::from(row_bytes);
         // SAFETY: both are so long; `all` stays allocated as the shard does, the gathered rows stay until the next step, which
         // comes behind this on the stream.
-        let copied = unsafe { copy(stream, to, gathered, bytes(all_rows[0])) };
+        let copied = unsafe { copy(stream, to, gathered, bytes) };
         copied.inspect_err(|error| self.gatherer.fail(error))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! What belongs here: the product that waits. The order in which it computes is
 //! [`TileOrder`]'s; whom it waits for is [`Signals`]' affair. Invariant: the chunk table, the kernel
-//! and its memory are made in [`AsyncGemm::plan`]; [`AsyncGemm::enqueue`] neither allocates nor waits,
-//! and can be captured into a graph.
+//! and its memory are made in [`AsyncGemm::plan`]; [`AsyncGemm::enqueue`] never waits, and
+//! [`AsyncGemm::enqueue_raw`] can be captured into a graph.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,17 @@ use cudarc::driver::CudaStream;
 
 use crate::cuda::exchange::chunk_wait::ChunkWait;
 use crate::cuda::exchange::signals::Signals;
+use crate::cuda::product::held::one_a;
+use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::records::TileRecords;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Chunks, Problem, TileOrder};
+use crate::plan::{Chunks, Problem, Scaling, TileOrder};
 
 /// D = A · B where A arrives while it is multiplied.
 ///
@@ -29,8 +32,8 @@ use crate::plan::{Chunks, Problem, TileOrder};
 /// [`Signals`]; the protocol is described [there](crate::cuda::signals).
 ///
 /// ```no_run
-/// use overlap_gemm::cuda::{AsyncGemm, Device, GemmOptions, RawOperands, Signals};
 /// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
+/// use overlap_gemm::cuda::{AsyncGemm, Device, DeviceMatrix, GemmOptions, Operands, Signals};
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::plan::{Chunks, Problem};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,9 +47,10 @@ use crate::plan::{Chunks, Problem, TileOrder};
 /// let input = vec![bf16::ONE; 4096 * 8192]; // pinned memory would be faster
 /// let mut a = stream.alloc_zeros::<bf16>(4096 * 8192)?;
 /// let b = stream.clone_htod(&vec![bf16::ONE; 3584 * 8192])?;
-/// let d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
-/// let addresses =
-///     [a.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0];
+/// let mut d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
+/// // SAFETY: `a` has so many numbers and outlives the product; its chunks are written before their signals.
+/// let arriving =
+///     unsafe { DeviceMatrix::<bf16>::from_raw(a.device_ptr(&stream).0, 4096, 8192) };
 ///
 /// // A step: a new epoch, then the chunks in the order they are needed, then the product.
 /// signals.advance(&stream)?;
@@ -57,11 +61,7 @@ use crate::plan::{Chunks, Problem, TileOrder};
 ///     copies.memcpy_htod(&input[part.clone()], &mut a.slice_mut(part))?;
 ///     signals.write(&copies, chunk)?; // after the copy, on its stream; needs no SM
 /// }
-/// let [a_address, b_address, d_address] = addresses;
-/// // SAFETY: all three are on this device and as long as the problem says, and outlive the product.
-/// unsafe {
-///     gemm.enqueue_raw(&stream, &RawOperands::new(a_address, b_address, d_address), &signals)?;
-/// }
+/// gemm.enqueue(&stream, [Operands::new(arriving, &b, &mut d)], None, &signals)?;
 /// stream.synchronize()?;
 /// signals.check()?; // a chunk that did not come in time is named here
 /// assert_eq!(stream.clone_dtoh(&d)?[0], bf16::from_f32(8192.0));
@@ -152,12 +152,36 @@ impl AsyncGemm {
         self.products[0].records()
     }
 
-    /// Enqueues the product on `stream` and returns. On the device, the product waits for the signals of the
-    /// epoch that [`Signals::advance`] began. The call takes addresses only: with slices, `cudarc` would make
-    /// the product wait for all earlier work on A, and nothing would overlap.
+    /// Enqueues the products on `stream` and returns. On the device, they wait for the signals of the epoch that
+    /// [`Signals::advance`] began. There are operands for each planned product, all with the same A. `wait` has the chunks of this
+    /// call's rows, if these are fewer than planned (`None`: as planned).
     ///
-    /// After a timeout or an abort the product still ends, with D undefined: [`Signals::check`] returns the
-    /// error when the stream's work has ended.
+    /// Give A as a [`DeviceMatrix::from_raw`](crate::cuda::DeviceMatrix::from_raw): with a slice, `cudarc` makes the product wait
+    /// for all earlier work on A, and nothing overlaps.
+    ///
+    /// After a timeout or an abort the products still end, with D undefined: [`Signals::check`] returns the error when the
+    /// stream's work has ended. This call refuses a capture; use [`AsyncGemm::enqueue_raw`] in graphs.
+    pub fn enqueue<'a, A: Element, B: Element, D: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: impl IntoIterator<Item = Operands<'a, A, B, D>>,
+        wait: Option<&ChunkWait>,
+        signals: &Signals,
+    ) -> Result<()> {
+        let operands: Vec<_> = operands.into_iter().collect();
+        check_operands(operands.len(), self.products.len())?;
+        let m = wait.unwrap_or(&self.wait).check_fits(self.problem())?;
+        let held: Vec<_> = (self.products.iter().zip(operands))
+            .map(|(product, operands)| product.hold(stream, operands.rows(m)))
+            .collect::<Result<_>>()?;
+        one_a(&held, self.problem().scaling() == Scaling::Rows)?;
+        let raw: Vec<_> = held.iter().map(|held| held.raw).collect();
+        // SAFETY: the memory belongs to this device and is as long as the problem and the rows say. Slices stay allocated until
+        // the work that their events record is done; other memory is its owner's promise.
+        unsafe { self.enqueue_all_raw(stream, &raw, wait, signals) }
+    }
+
+    /// [`AsyncGemm::enqueue`] of the first product and all planned rows, by addresses.
     ///
     /// # Safety
     /// As for [`Gemm::enqueue_raw`](crate::cuda::Gemm::enqueue_raw), except that the chunks of A (and their

@@ -101,7 +101,10 @@ impl Gemm {
         stream: &Arc<CudaStream>,
         operands: Operands<'_, A, B, D>,
     ) -> Result<()> {
-        self.product.enqueue(stream, operands)
+        let held = self.product.hold(stream, operands)?;
+        // SAFETY: the memory belongs to this device and is as long as the problem and the rows say. Slices stay allocated until
+        // the work that their events record is done; other memory is its owner's promise.
+        unsafe { self.product.enqueue_raw(stream, &held.raw, None) }
     }
 
     /// [`Gemm::enqueue`] for memory that is not `cudarc`'s: another library's, or a peer's.

@@ -30,13 +30,14 @@
 //!
 //! # Memory and streams of other libraries
 //!
-//! Calls with slices take any `cudarc` slice or view on the device, for example a candle tensor's. Other code may have opened its
-//! `CudaContext`: every one stands for the device's primary context. `cudarc` wraps raw addresses as slices and a raw stream as a
-//! `CudaStream`. The owner keeps the memory until the step has ended, and the stream until the operations that used it are dropped:
+//! Calls take any `cudarc` slice or view on the device, for example a candle tensor's. Other code may have opened its
+//! `CudaContext`: every one stands for the device's primary context. [`DeviceMatrix::from_raw`] takes other memory, and `cudarc`
+//! wraps a raw stream as a `CudaStream`. The owner keeps the memory until the step has ended, and the stream until the operations
+//! that used it are dropped:
 //!
 //! ```no_run
-//! use overlap_gemm::cuda::cudarc::driver::{CudaSlice, sys};
-//! use overlap_gemm::cuda::{Device, Gemm, Operands};
+//! use overlap_gemm::cuda::cudarc::driver::sys;
+//! use overlap_gemm::cuda::{Device, DeviceMatrix, DeviceMatrixMut, Gemm, Operands};
 //! use overlap_gemm::element::bf16;
 //!
 //! /// D of M×N numbers is at `d`, A at `a`, B at `b`, each of them packed.
@@ -45,20 +46,24 @@
 //!     device: &Device,
 //!     stream: sys::CUstream,
 //!     [a, b, d]: [sys::CUdeviceptr; 3],
-//!     [m, n, k]: [usize; 3],
+//!     [m, n, k]: [u64; 3],
 //! ) -> overlap_gemm::Result<()> {
 //!     // SAFETY: the stream is of the device's primary context, and its owner keeps it.
 //!     let stream = unsafe { device.context().wrap_borrowed_stream(stream) };
-//!     // SAFETY: the memory is the device's and so long, and its owner keeps it.
-//!     let matrix = |at, len| -> CudaSlice<bf16> { unsafe { stream.upgrade_device_ptr(at, len) } };
-//!     let (a, b, mut d) = (matrix(a, m * k), matrix(b, n * k), matrix(d, m * n));
-//!     let enqueued = gemm.enqueue(&stream, Operands::new(&a, &b, &mut d));
-//!     for matrix in [a, b, d] {
-//!         matrix.leak(); // dropped, it would free the memory of the owner
-//!     }
-//!     enqueued
+//!     // SAFETY: the memory is the device's and so long, and its owner keeps it until the stream has used it.
+//!     let (a, b, d) = unsafe {
+//!         let input = |address, rows| DeviceMatrix::<bf16>::from_raw(address, rows, k);
+//!         (input(a, m), input(b, n), DeviceMatrixMut::<bf16>::from_raw(d, m, n))
+//!     };
+//!     gemm.enqueue(&stream, Operands::new(a, b, d))
 //! }
 //! ```
+//!
+//! # Threads
+//!
+//! Everything here but [`Operands`], matrices and a [`KernelInput`] may move to another thread. Calls with `&self`, such as
+//! [`Gemm::enqueue`], may come from several threads at once. Calls of a collective operation take `&mut self`; each rank, a thread
+//! or a process, has an operation of its own.
 //!
 //! One context for both CUDA APIs: this crate calls the driver through `cudarc`, the kernels are
 //! launched through CUDA's runtime (linked statically). Both mean the device's *primary context*;
@@ -88,8 +93,12 @@ pub use self::{
 // What they are asked for, and what they multiply.
 #[doc(inline)]
 pub use self::{
-    movers::options::CollectiveOptions, product::operands::Operands, product::options::GemmOptions,
-    product::raw_operands::RawOperands, product::shard::Shard,
+    movers::options::CollectiveOptions,
+    product::matrix::{DeviceMatrix, DeviceMatrixMut},
+    product::operands::Operands,
+    product::options::GemmOptions,
+    product::raw_operands::RawOperands,
+    product::shard::Shard,
 };
 #[doc(inline)]
 pub use crate::plan::Activation;
@@ -124,12 +133,3 @@ pub use self::{
 
 /// The `cudarc` that this module's signatures mention (streams, slices, contexts).
 pub use cudarc;
-
-// What may move between threads.
-const _: () = {
-    const fn is_sync<T: Send + Sync>() {}
-    is_sync::<(Device, Gemm, AsyncGemm, Signals, ChunkWait, signals::Aborter)>();
-    is_sync::<(AllGather, AllGatherGemm, GemmReduceScatter, GemmAllReduce, ReduceScatter, AllReduce)>(
-    );
-    is_sync::<(SymmetricMemory, SharedWorkspace, SignalPad, StepRecord, TileRecords)>();
-};

@@ -152,7 +152,6 @@ fn meet(
     broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
 ) -> Result<Group> {
     let checked = check_seat(rank, ranks, options);
-    let member = options.member(rank);
     if rank == 0 {
         let opened = checked.and_then(|()| Opened::new(host, ranks, options, until));
         let invitation = match &opened {
@@ -162,7 +161,7 @@ fn meet(
         let bytes = serde_json::to_vec(&invitation).map_err(|error| nonsense(&error));
         broadcast(bytes?)?;
         let (Opened { table, store }, _) = opened?;
-        return Group::at(&table, ranks, member, Some(store))?.complete(until, options.limit);
+        return Group::at(&table, ranks, options, 0, Some(store))?.complete(until, options.limit);
     }
     let bytes = broadcast(Vec::new())?;
     checked?;
@@ -173,7 +172,7 @@ fn meet(
     })?;
     let (launch, secret) = (Launch::at(rank, ranks, &host, port), Secret::of(secret));
     let remedy = "see whether rank 0 runs, and whether all ranks reach the host that it gave";
-    let come = Group::away(&launch, &member, &secret, until);
+    let come = Group::away(&launch, options, &secret, until);
     come.map_err(|error| with_remedy(error, remedy))?.complete(until, options.limit)
 }
 

@@ -116,7 +116,8 @@ impl GroupOptions {
         self
     }
 
-    /// Allows several ranks on one GPU. Rank 0's value counts.
+    /// Allows several ranks on one GPU. Rank 0's value counts. Without it, ranks that name one GPU ([`GroupOptions::device`])
+    /// cannot join, and operations on GPUs cannot be planned.
     pub fn shared_devices(mut self, allowed: bool) -> Self {
         self.rules.shared_devices = allowed;
         self
@@ -140,6 +141,8 @@ pub struct Group {
     members: Vec<Member>,
     inbox: Arc<Inbox>,
     way: Way,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked where GPUs are"))]
+    shares_devices: bool,
     /// The next exchange; held while one is open.
     next: Mutex<u64>,
 }
@@ -182,7 +185,7 @@ impl Group {
         let shared = GroupOptions::default().shared_devices(true);
         check_ranks(ranks)?;
         let table = Arc::new(Table::new(ranks, shared.rules));
-        let sit = |rank| Group::at(&table, ranks, shared.member(rank), None);
+        let sit = |rank| Group::at(&table, ranks, &shared, rank, None);
         let seated: Vec<_> = (0..ranks).map(sit).collect::<Result<_>>()?;
         seated.into_iter().map(|group| group.complete(Instant::now(), shared.limit)).collect()
     }
@@ -201,34 +204,45 @@ impl Group {
         check_seat(launch.rank, launch.ranks, options)?;
         check_length("the job's name", &launch.job)?;
         let until = after(options.limit);
-        let member = options.member(launch.rank);
         if launch.rank == 0 {
             let table = Arc::new(Table::new(launch.ranks, options.rules));
             let store = Store::open(launch, &table, secret, until)?;
-            let seated = Group::at(&table, launch.ranks, member, Some(store))?;
+            let seated = Group::at(&table, launch.ranks, options, 0, Some(store))?;
             return seated.complete(until, options.limit);
         }
-        Group::away(launch, &member, secret, until)?.complete(until, options.limit)
+        Group::away(launch, options, secret, until)?.complete(until, options.limit)
     }
 
     /// A rank that has come to another process's store, before all have.
-    fn away(launch: &Launch, member: &Member, secret: &Secret, until: Instant) -> Result<Group> {
-        let inbox = Arc::new(Inbox::default());
-        let way = Connection::open(launch, member, secret, &inbox, until).map(Way::Away)?;
-        Ok(Group::seated(launch.rank, inbox, way))
+    fn away(
+        launch: &Launch,
+        options: &GroupOptions,
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<Group> {
+        let (inbox, member) = (Arc::new(Inbox::default()), options.member(launch.rank));
+        let way = Connection::open(launch, &member, secret, &inbox, until).map(Way::Away)?;
+        Ok(Group::seated(launch.rank, inbox, way, options))
     }
 
     /// A rank that has come to a table of this process, before all have.
-    fn at(table: &Arc<Table>, ranks: u32, member: Member, store: Option<Store>) -> Result<Group> {
-        let (inbox, rank) = (Arc::new(Inbox::default()), member.rank);
+    fn at(
+        table: &Arc<Table>,
+        ranks: u32,
+        options: &GroupOptions,
+        rank: u32,
+        store: Option<Store>,
+    ) -> Result<Group> {
+        let (inbox, member) = (Arc::new(Inbox::default()), options.member(rank));
         let told = Arc::clone(&inbox);
         let joined = table.join(ranks, member, Arc::new(move |notice: Notice| told.take(notice)));
         joined.map_err(refused)?;
-        Ok(Group::seated(rank, inbox, Way::Here { table: Arc::clone(table), store }))
+        Ok(Group::seated(rank, inbox, Way::Here { table: Arc::clone(table), store }, options))
     }
 
-    fn seated(rank: u32, inbox: Arc<Inbox>, way: Way) -> Group {
-        Group { rank, members: Vec::new(), inbox, way, next: Mutex::new(0) }
+    fn seated(rank: u32, inbox: Arc<Inbox>, way: Way, options: &GroupOptions) -> Group {
+        let (members, shares_devices) = (Vec::new(), options.rules.shared_devices);
+        Group { rank, members, inbox, way, shares_devices, next: Mutex::new(0) }
     }
 
     /// Waits for all to come.
@@ -251,6 +265,12 @@ impl Group {
     /// All ranks, in order.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// Whether this rank's options allow several ranks on one GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shares_devices(&self) -> bool {
+        self.shares_devices
     }
 
     /// Gives every rank the parts of all ranks, in the order of the ranks.

@@ -16,8 +16,8 @@ use crate::gpu::{Gpu, PATIENCE, captured, on_every_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, sys};
 use overlap_gemm::cuda::{
-    Activation, AsyncGemm, ChunkWait, Gemm, GemmOptions, Operands, RawOperands, Signals,
-    kernels_built,
+    Activation, AsyncGemm, ChunkWait, DeviceMatrix, Gemm, GemmOptions, Operands, RawOperands,
+    Signals, kernels_built,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Chunks, Problem, Scaling, Shards};
@@ -372,16 +372,18 @@ fn several_products_of_rows_that_vary_are_right() {
         });
         let a = numbers(m * k, random);
         let (arrived, whole) = (blank(m * k), stream.clone_htod(&a).unwrap());
-        let (d, mut expected) = (widths.map(|n| blank(m * n)), widths.map(|n| blank(m * n)));
+        let [mut d, mut expected] = [(); 2].map(|()| widths.map(|n| blank(m * n)));
         let to = arrived.device_ptr(stream).0;
-        let mut operands = [0, 1].map(|nth: usize| {
-            RawOperands::new(to, b[nth].device_ptr(stream).0, d[nth].device_ptr(stream).0)
-        });
-        operands[1].bias = bias.device_ptr(stream).0;
+        // SAFETY: it is so long; chunks are written before their signals; below the stream is waited for.
+        let arriving = unsafe { DeviceMatrix::<bf16>::from_raw(to, m, k) };
+        let [first, second] = &mut d;
+        let operands = [
+            Operands::new(arriving, &b[0], first),
+            Operands::new(arriving, &b[1], second).bias(&bias),
+        ];
         signals.advance(stream).unwrap();
         copies.join(stream).unwrap();
-        // SAFETY: the memory is as long as the problems of these rows say; below the stream is waited for.
-        unsafe { gemm.enqueue_all_raw(stream, &operands, wait.as_ref(), &signals) }.unwrap();
+        gemm.enqueue(stream, operands, wait.as_ref(), &signals).unwrap();
         for part in shuffled(&chunks, random) {
             let spans = chunks.spans();
             let columns = chunks.columns(&problem, part % spans);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::gpu::call::{self, Call, call, of_gathered};
 use crate::gpu::case::Case;
 use crate::gpu::inputs::{read_bytes, shards, some_rows};
+use crate::gpu::memory::InUse;
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels};
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
@@ -315,27 +316,26 @@ fn large_shards(case: &Case, shards: &[&[u32]], spans: u32) {
     }
 }
 
-/// Launches a graph of these steps again and again, with other inputs each time.
+/// Launches graphs of these steps in random order, with other inputs each time; a graph's steps have `m` rows.
 pub fn replay(
     rank: &Rank,
     layer: &mut AllGatherGemm,
-    graph: &CudaGraph,
+    graphs: &[(CudaGraph, u32)],
     steps: &mut [Work],
     replays: usize,
     random: &mut Random,
 ) {
     for _ in 0..replays {
         steps.iter_mut().for_each(|work| work.renew(rank, random));
+        // The same on all ranks.
+        let (graph, m) = &graphs[random.within(0..=graphs.len() as u64 - 1) as usize];
         graph.launch().unwrap();
         layer.synchronize(&rank.gpu.stream).unwrap();
-        for work in steps.iter_mut() {
-            let m = work.problem.m();
-            work.check(rank, m, random);
-        }
+        steps.iter_mut().for_each(|work| work.check(rank, *m, random));
     }
 }
 
-/// Two steps in a graph, replayed with other inputs, and plain steps before and after.
+/// Two graphs of one operation, whose steps have other rows each, replayed with other inputs; plain steps before and after.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn graphs_replay_with_changing_inputs() {
@@ -360,15 +360,52 @@ fn graphs_replay_with_changing_inputs() {
                     if round == 1 {
                         break;
                     }
-                    let graph = captured(stream, false, || {
-                        all.iter().for_each(|work| work.enqueue(&rank, &mut layer, None));
+                    let graphs = [[140, 160], [33, 90]].map(|rows| {
+                        let graph = captured(stream, false, || {
+                            let rows = Some(&rows[..]);
+                            all.iter().for_each(|work| work.enqueue(&rank, &mut layer, rows));
+                        });
+                        (graph, rows.iter().sum())
                     });
-                    replay(&rank, &mut layer, &graph, &mut all, REPLAYS, &mut random);
+                    replay(&rank, &mut layer, &graphs, &mut all, REPLAYS, &mut random);
                 }
             });
             println!("{engine:?}, {steps} steps in a graph: right");
         }
     }
+}
+
+/// Steps on streams that come and go. By one rank: the driver has few queues for the streams of a GPU, and in one of them a rank's
+/// step would wait behind that of a rank which waits for it.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn steps_on_a_thousand_streams_leave_nothing_behind() {
+    const STREAMS: u32 = 1000;
+    const STEPS_OF_STREAM: u32 = 100;
+    on_ranks(1, |rank| {
+        let mut case = Case::new(one_kernel(), 128, 128, 128);
+        case.options.sm_limit = Some(rank.sms);
+        let mut random = Random::new(83);
+        let mut work = Work::new(&rank, &case, &[128], &mut random);
+        work.renew(&rank, &mut random);
+        let mut layer = work.fused(&rank, &options(Engine::Kernel { blocks: 4 }));
+        let (shard, operands) = (work.shard(&rank, None), [work.operands(&rank)]);
+        let mut before = None;
+        for number in 0..STREAMS {
+            if number == STREAMS / 10 {
+                before = Some(InUse::now());
+            }
+            let stream = rank.gpu.device.new_stream().unwrap();
+            for _ in 0..STEPS_OF_STREAM {
+                // SAFETY: the call's own memory, and the stream is awaited before it is looked at.
+                unsafe { layer.enqueue_raw(&stream, shard, &operands) }.unwrap();
+            }
+            layer.synchronize(&stream).unwrap();
+        }
+        before.unwrap().check();
+        work.check(&rank, 128, &mut random);
+        rank.through();
+    });
 }
 
 /// Ten thousand steps in random order of inputs, with random ranks held up at random: after each burst that

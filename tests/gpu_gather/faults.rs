@@ -95,7 +95,7 @@ fn a_rank() {
     let (rank, ranks) = (variable("RANK").unwrap(), variable("WORLD_SIZE").unwrap());
     let device = Device::open(rank as usize % devices().unwrap().len()).unwrap();
     let gpu = Gpu::of(&device);
-    let group = Group::from_env(&GroupOptions::default()).unwrap();
+    let group = Group::from_env(&GroupOptions::default().shared_devices(true)).unwrap();
     // Who is told of a departure does not wait for the limit.
     let is_long = scene == "patient" || scene.starts_with("leaves");
     let limit = if is_long { Duration::from_secs(10) } else { LIMIT };

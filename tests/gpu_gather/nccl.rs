@@ -78,7 +78,7 @@ fn graphs_replay() {
         let graph = captured(stream, false, || {
             (0..2).for_each(|_| work[0].enqueue(&rank, &mut layer, None));
         });
-        replay(&rank, &mut layer, &graph, &mut work, 20, &mut random);
+        replay(&rank, &mut layer, &[(graph, 512)], &mut work, 20, &mut random);
     });
 }
 

@@ -12,8 +12,8 @@ mod tuned;
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtrMut};
 
 use self::tuned::Open;
 use crate::cuda::exchange::reach::obstacle;
@@ -21,18 +21,19 @@ use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Begun, Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
-use crate::cuda::product::held::{HeldStep, Rows};
+use crate::cuda::product::held::{Guards, HeldStep, Rows};
+use crate::cuda::product::matrix::{DeviceMatrixMut, PlannedMatrix};
 use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::shard::Shard;
 use crate::cuda::product::{Product, check_alike, check_operands};
-use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::stream_ops::{copy, refuse_capture};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, a_lens, check_len, check_type};
+use crate::fit::check_type;
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
 use crate::plan::{Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
@@ -215,10 +216,10 @@ impl AllGatherGemm {
     /// Enqueues a copy of the latest step's gathered A to `to`, with row stride `lda` and without row scales, for work after the
     /// next step, such as the weight gradient. `stream` must be the step's. After a captured step the call is refused: the host does
     /// not know which step is the latest. A failed step leaves undefined rows: [`AllGatherGemm::check`] returns the error.
-    pub fn copy_gathered<A: Element>(
+    pub fn copy_gathered<'a, A: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
-        to: &mut impl DevicePtrMut<A>,
+        to: impl Into<DeviceMatrixMut<'a, A>>,
     ) -> Result<()> {
         let (latest, problem) = (self.gatherer.latest(), self.planned().problem());
         let planned = problem.elements().a;
@@ -228,12 +229,13 @@ impl AllGatherGemm {
             return Err(Error::mismatch("the gathered A", "not available", "available", remedy));
         };
         refuse_capture(stream)?;
-        check_context("the copy of A", to.stream().context(), self.gatherer.device.context())?;
-        check_len("the copy of A", to.len(), a_lens(problem, step.m()), ALL_ROWS)?;
+        let (to, rows) = (to.into(), PlannedMatrix::a(problem, [step.m(); 2]));
+        to.check("the copy of A", rows, self.gatherer.device.context())?;
         let bytes = problem.a_len(step.m()) * u64::from(planned.size());
-        let (from, (to, _written)) = (self.gatherer.gathered(buffer).0, to.device_ptr_mut(stream));
-        // SAFETY: both are so long; `to` stays allocated until the work that its event records is done, the gathered rows stay
-        // until the next step, which comes behind this on the stream.
+        let mut guards = Guards::new(stream);
+        let (from, to) = (self.gatherer.gathered(buffer).0, to.write(&mut guards)?);
+        // SAFETY: both are so long; a slice stays allocated until the work that its event records is done, the gathered rows stay
+        // until the next step, which comes behind this on the stream; other memory is its owner's promise.
         unsafe { copy(stream, to, from, bytes) }
     }
 

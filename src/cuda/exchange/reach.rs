@@ -33,10 +33,34 @@ pub(crate) fn obstacle_by(
     reach: impl Fn(&[u8]) -> u8,
     limit: Duration,
 ) -> Result<Option<String>> {
-    let buses = group.all_gather("where the GPUs are", own.as_bytes(), limit)?;
+    let own = [&[u8::from(group.shares_devices())], own.as_bytes()].concat();
+    let told = group.all_gather("where the GPUs are", &own, limit)?;
+    let buses: Vec<&[u8]> = told.iter().map(|told| told.get(1..).unwrap_or_default()).collect();
+    // Rank 0's option counts, as where ranks join.
+    if told[0].first() == Some(&0) {
+        check_unique(group.members(), &buses)?;
+    }
     let seen: Vec<u8> = buses.iter().map(|bus| reach(bus)).collect();
     let rows = group.all_gather("which GPUs are in reach", &seen, limit)?;
     Ok(in_the_way(group.members(), &rows))
+}
+
+/// An error if two ranks have one GPU; a group that knew no GPUs when it was formed could not see it.
+fn check_unique(members: &[Member], buses: &[&[u8]]) -> Result<()> {
+    let gpus: Vec<_> = members.iter().map(|member| &member.host).zip(buses).collect();
+    for (at, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| !gpu.1.is_empty()) {
+        let Some(first) = gpus[..at].iter().position(|other| other == gpu) else { continue };
+        let (first, second) = (members[first].rank, members[at].rank);
+        return Err(Error::Unsupported {
+            what: format!(
+                "a plan of ranks {first} and {second} on one GPU, {},",
+                String::from_utf8_lossy(gpu.1)
+            ),
+            why: "their products would wait for each other on the same SMs".into(),
+            remedy: "give each rank a GPU, or allow GroupOptions::shared_devices and divide the SMs (GemmOptions::with_sm_limit)",
+        });
+    }
+    Ok(())
 }
 
 /// What the driver says of the GPU at a PCI bus id, which this process may not even see.
@@ -136,6 +160,21 @@ mod tests {
         assert_eq!(one, of(1 << 20));
         assert_ne!(one, other);
         assert_eq!(comparable("short".into()), "short");
+    }
+
+    #[test]
+    fn ranks_on_one_gpu_are_named() {
+        let mut members: Vec<_> = (0..3).map(Member::this_process).collect();
+        let check = |members: &[Member], buses: [&str; 3]| {
+            let buses = buses.map(str::as_bytes);
+            check_unique(members, &buses).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&members, ["1b", "2c", "3d"]), Ok(()));
+        assert_eq!(check(&members, ["", "", ""]), Ok(()), "the driver does not say");
+        let text = check(&members, ["1b", "2c", "1b"]).unwrap_err();
+        assert!(text.starts_with("a plan of ranks 0 and 2 on one GPU, 1b,"), "{text}");
+        members[2].host = "elsewhere".into();
+        assert_eq!(check(&members, ["1b", "2c", "1b"]), Ok(()));
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 
 use super::Reduce;
 use super::steps::Call;
@@ -14,14 +14,16 @@ use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::without_product;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::options::CollectiveOptions;
+use crate::cuda::product::held::Guards;
+use crate::cuda::product::matrix::{DeviceMatrix, DeviceMatrixMut, PlannedMatrix};
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
-use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, check_len, check_type};
+use crate::fit::check_type;
 use crate::group::Group;
 use crate::plan::{Problem, Reduction, check_aligned};
 
@@ -98,30 +100,34 @@ impl<const ALL: bool> Reduce<ALL, false> {
     ///
     /// `sums` are this rank's sums of all rows, packed; `d` is packed, too. A step that fails ends all the same, with D
     /// undefined: [`Reduce::check`] says so.
-    pub fn enqueue<S: Element, D: Element>(
+    pub fn enqueue<'a, S: Element, D: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
-        sums: &impl DevicePtr<S>,
-        d: &mut impl DevicePtrMut<D>,
+        sums: impl Into<DeviceMatrix<'a, S>>,
+        d: impl Into<DeviceMatrixMut<'a, D>>,
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
-        let [all, own] = self.row_counts(rows)?;
-        self.check_slice::<S>("the sums", self.sum_type(), sums, all)?;
-        self.check_slice::<D>("D", self.sums[0].problem.elements().d, d, own)?;
+        let (sums, d, [all, own]) = (sums.into(), d.into(), self.row_counts(rows)?);
+        let context = self.gatherer.device.context();
+        check_type::<S>("the sums", self.sum_type())?;
+        sums.check("the sums", self.packed(all), context)?;
+        check_type::<D>("D", self.sums[0].problem.elements().d)?;
+        d.check("D", self.packed(own), context)?;
         refuse_capture(stream)?;
-        let ((sums, _sums), (d, _d)) = (sums.device_ptr(stream), d.device_ptr_mut(stream));
-        // SAFETY: both belong to this device and are as long as the rows say; D is borrowed mutably; they stay allocated until
+        let mut guards = Guards::new(stream);
+        let (sums, d) = (sums.read(&mut guards)?, d.write(&mut guards)?);
+        // SAFETY: both belong to this device and are as long as the rows say; D is borrowed mutably; slices stay allocated until
         // the work that their events record is done, and a step ends, on the stream, when its sums have been sent or copied.
         unsafe { self.enqueue_raw(stream, rows, sums, d) }
     }
 
     /// [`Reduce::enqueue`] in place: the totals, which must have the type of the sums, overwrite the sums of the same rows.
-    pub fn enqueue_in_place<S: Element>(
+    pub fn enqueue_in_place<'a, S: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
-        sums: &mut impl DevicePtrMut<S>,
+        sums: impl Into<DeviceMatrixMut<'a, S>>,
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
         let [all, _] = self.row_counts(rows)?;
@@ -131,11 +137,14 @@ impl<const ALL: bool> Reduce<ALL, false> {
             let remedy = "plan totals of the type of the sums, or give them a place of their own";
             return Err(Error::mismatch("the type of totals in place", total, sum, remedy));
         }
-        self.check_slice::<S>("the sums", sum, sums, all)?;
+        let sums = sums.into();
+        check_type::<S>("the sums", sum)?;
+        sums.check("the sums", self.packed(all), self.gatherer.device.context())?;
         refuse_capture(stream)?;
         let first = self.gatherer.shape(rows)?.plan.output_rows(self.gatherer.group.rank()).start;
         let row_bytes = u64::from(self.sums[0].problem.n()) * u64::from(sum.size());
-        let (sums, _sums) = sums.device_ptr_mut(stream);
+        let mut guards = Guards::new(stream);
+        let sums = sums.write(&mut guards)?;
         // SAFETY: as in `enqueue`.
         unsafe { self.enqueue_raw(stream, rows, sums, sums + u64::from(first) * row_bytes) }
     }
@@ -177,18 +186,9 @@ impl<const ALL: bool> Reduce<ALL, false> {
         unsafe { self.step(stream, &shape, Some(sums), &[call]) }
     }
 
-    /// An error unless a slice has that type, that many packed rows, and is on this device.
-    fn check_slice<T: Element>(
-        &self,
-        what: &str,
-        planned: ElementType,
-        slice: &impl DeviceSlice<T>,
-        rows: [u32; 2],
-    ) -> Result<()> {
-        check_type::<T>(what, planned)?;
-        check_context(what, slice.stream().context(), self.gatherer.device.context())?;
-        let [least, most] = rows.map(|rows| u64::from(rows) * u64::from(self.sums[0].problem.n()));
-        check_len(what, slice.len(), least..=most, ALL_ROWS)
+    /// That many rows of sums or totals, in this step and at most.
+    fn packed(&self, rows: [u32; 2]) -> PlannedMatrix {
+        PlannedMatrix::packed(rows, self.sums[0].problem.n())
     }
 }
 

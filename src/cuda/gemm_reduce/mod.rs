@@ -58,9 +58,41 @@ use crate::plan::{
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.
 ///
-/// Call it as in [`AllGatherGemm`](crate::cuda::AllGatherGemm)'s example, with a [`Reduction`] as the last argument of
-/// [`GemmReduce::plan`]. A has all rows over this rank's slice of K, D has this rank's rows.
-/// `examples/gpu_tensor_parallel_mlp.rs` has both operations.
+/// A tensor-parallel MLP without its activation; `examples/gpu_tensor_parallel_mlp.rs` is a whole one:
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{
+///     AllGatherGemm, CollectiveOptions, Device, GemmOptions, GemmReduceScatter, Operands,
+/// };
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::group::GroupOptions;
+/// use overlap_gemm::plan::{Problem, Reduction};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (group, device) = Device::join(&GroupOptions::default())?;
+/// let (stream, ranks) = (device.new_stream()?, u64::from(group.ranks()));
+/// // A token has 4096 numbers, a rank's slice of the hidden layer 1792.
+/// let gathered = Problem::builder(2048, 1792, 4096).ranks(ranks).build()?;
+/// let summed = Problem::builder(2048, 4096, 1792).ranks(ranks).build()?;
+/// let (options, sum) = (CollectiveOptions::default(), Reduction::default());
+/// let gemm = GemmOptions::default().with_constant_b(true);
+/// let mut up = AllGatherGemm::plan(&group, &device, &gathered, &options, &gemm)?;
+/// let mut down = GemmReduceScatter::plan(&group, &device, &summed, &options, &gemm, sum)?;
+///
+/// let own = gathered.shards().rows(group.rank()).len();
+/// let tokens = stream.clone_htod(&vec![bf16::ONE; own * 4096])?;
+/// let weight = stream.clone_htod(&vec![bf16::ONE; 4096 * 1792])?;
+/// let (w_up, w_down) = (&weight, &weight);
+/// let mut hidden = stream.alloc_zeros::<bf16>(2048 * 1792)?;
+/// let mut output = stream.alloc_zeros::<bf16>(own * 4096)?;
+/// for _step in 0..10 {
+///     up.enqueue(&stream, [Operands::new(&tokens, w_up, &mut hidden)])?;
+///     down.enqueue(&stream, [Operands::new(&hidden, w_down, &mut output)])?;
+/// }
+/// up.synchronize(&stream)?;
+/// down.synchronize(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 pub type GemmReduceScatter = GemmReduce<false>;
 
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all

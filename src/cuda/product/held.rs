@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaContext, CudaStream, DevicePtrMut, SyncOnDrop};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::operands::Operands;
 use super::raw_operands::RawOperands;
 use super::shard::Shard;
-use crate::cuda::sys::stream_ops::refuse_capture;
+use crate::cuda::sys::stream_ops::{check_tracked, refuse_capture};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{Problem, Scaling};
@@ -25,10 +25,38 @@ pub(crate) struct Rows {
     pub(crate) d: [u32; 2],
 }
 
+/// Uses of slices by the work that is enqueued on a stream until this is dropped.
+pub(crate) struct Guards<'a> {
+    stream: &'a CudaStream,
+    uses: Vec<SyncOnDrop<'a>>,
+}
+
+impl<'a> Guards<'a> {
+    pub(crate) fn new(stream: &'a CudaStream) -> Self {
+        Guards { stream, uses: Vec::with_capacity(3) }
+    }
+
+    /// The address of what the stream reads, after all earlier writes.
+    pub(crate) fn read<T>(&mut self, slice: &'a dyn DevicePtr<T>) -> Result<CUdeviceptr> {
+        check_tracked(slice.stream(), self.stream)?;
+        let (address, guard) = slice.device_ptr(self.stream);
+        self.uses.push(guard);
+        Ok(address)
+    }
+
+    /// The address of what the stream writes, after all earlier reads and writes.
+    pub(crate) fn write<T>(&mut self, slice: &'a mut dyn DevicePtrMut<T>) -> Result<CUdeviceptr> {
+        check_tracked(slice.stream(), self.stream)?;
+        let (address, guard) = slice.device_ptr_mut(self.stream);
+        self.uses.push(guard);
+        Ok(address)
+    }
+}
+
 /// The operands of one call, and the uses of their buffers.
 pub(crate) struct Held<'a> {
     pub(crate) raw: RawOperands,
-    _uses: Vec<SyncOnDrop<'a>>,
+    _uses: Guards<'a>,
 }
 
 /// What a step of several ranks multiplies: one A, and for each product the rest.
@@ -40,32 +68,24 @@ pub(crate) struct HeldStep<'a> {
 
 impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// The addresses, for work on `stream`, which comes after all earlier writes of the buffers.
-    pub(crate) fn hold<'s>(self, stream: &'s CudaStream) -> Held<'s>
+    pub(crate) fn hold<'s>(self, stream: &'s CudaStream) -> Result<Held<'s>>
     where
         'a: 's,
     {
         let Operands { a, b, d, c, bias, scales, scale_d, amax, .. } = self;
         let (alpha, beta, rows, records) = (self.alpha, self.beta, self.rows, self.records);
-        let mut uses = Vec::with_capacity(3);
-        let mut used = |(address, guard): (CUdeviceptr, SyncOnDrop<'s>)| {
-            uses.push(guard);
-            address
-        };
-        let mut raw = RawOperands::new(
-            used(a.device_ptr(stream)),
-            used(b.device_ptr(stream)),
-            used(d.device_ptr_mut(stream)),
-        );
-        raw.c = c.map_or(0, |c| used(c.device_ptr(stream)));
-        raw.bias = bias.map_or(0, |bias| used(bias.device_ptr(stream)));
+        let mut uses = Guards::new(stream);
+        let (a, b, d) = (a.read(&mut uses)?, b.read(&mut uses)?, d.write(&mut uses)?);
+        let mut raw = RawOperands { alpha, beta, rows, ..RawOperands::new(a, b, d) };
+        raw.c = c.map_or(Ok(0), |c| c.read(&mut uses))?;
+        raw.bias = bias.map_or(Ok(0), |bias| uses.read(bias))?;
         if let Some([of_a, of_b]) = scales {
-            raw = raw.scales(used(of_a.device_ptr(stream)), used(of_b.device_ptr(stream)));
+            raw = raw.scales(uses.read(of_a)?, uses.read(of_b)?);
         }
-        raw.scale_d = scale_d.map_or(0, |scale| used(scale.device_ptr(stream)));
-        raw.amax = amax.map_or(0, |amax| used(amax.device_ptr_mut(stream)));
-        raw.records = records.map_or(0, |records| used(records.memory.device_ptr_mut(stream)));
-        (raw.alpha, raw.beta, raw.rows) = (alpha, beta, rows);
-        Held { raw, _uses: uses }
+        raw.scale_d = scale_d.map_or(Ok(0), |scale| uses.read(scale))?;
+        raw.amax = amax.map_or(Ok(0), |amax| uses.write(amax))?;
+        raw.records = records.map_or(Ok(0), |records| uses.write(&mut records.memory))?;
+        Ok(Held { raw, _uses: uses })
     }
 }
 
@@ -100,14 +120,9 @@ impl<'a> HeldStep<'a> {
             }
             operands.check(problem, context, rows)?;
             by_rows = problem.scaling() == Scaling::Rows;
-            held.push(operands.hold(stream));
+            held.push(operands.hold(stream)?);
         }
-        let of_a = |held: &Held<'_>| (held.raw.a, if by_rows { held.raw.scale_a } else { 0 });
-        let (at, scales) = held.first().map_or((0, 0), of_a);
-        if let Some(other) = held.iter().position(|held| of_a(held) != (at, scales)) {
-            let (what, remedy) = (format!("the A of product {other}"), "give all products one A");
-            return Err(Error::mismatch(what, "another", "that of product 0", remedy));
-        }
+        let (at, scales) = one_a(&held, by_rows)?;
         let mut shard = Shard::at(at).scales(scales);
         shard.rows = ranks_rows;
         let rest = |held: &Held<'_>| {
@@ -116,4 +131,15 @@ impl<'a> HeldStep<'a> {
         };
         Ok(HeldStep { shard, raw: held.iter().map(rest).collect(), _held: held })
     }
+}
+
+/// The address of the A of all products, and of its row scales if it has such; an error if there are several.
+pub(crate) fn one_a(held: &[Held<'_>], by_rows: bool) -> Result<(CUdeviceptr, CUdeviceptr)> {
+    let of = |held: &Held<'_>| (held.raw.a, if by_rows { held.raw.scale_a } else { 0 });
+    let first = held.first().map_or((0, 0), of);
+    if let Some(other) = held.iter().position(|held| of(held) != first) {
+        let (what, remedy) = (format!("the A of product {other}"), "give all products one A");
+        return Err(Error::mismatch(what, "another", "that of product 0", remedy));
+    }
+    Ok(first)
 }

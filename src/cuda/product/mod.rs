@@ -7,6 +7,7 @@
 
 pub(crate) mod choice;
 pub(crate) mod held;
+pub(crate) mod matrix;
 pub(crate) mod operands;
 pub(crate) mod options;
 pub(crate) mod other_sums;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use self::choice::{TYPICAL_SMS, choose};
+use self::held::Held;
 use self::operands::Operands;
 use self::options::GemmOptions;
 use self::raw_operands::RawOperands;
@@ -137,12 +139,12 @@ impl Product {
         })
     }
 
-    /// One call with memory of `cudarc`.
-    pub(crate) fn enqueue<A: Element, B: Element, D: Element>(
+    /// The addresses for one call, if the operands fit it.
+    pub(crate) fn hold<'a: 's, 's, A: Element, B: Element, D: Element>(
         &self,
-        stream: &Arc<CudaStream>,
-        operands: Operands<'_, A, B, D>,
-    ) -> Result<()> {
+        stream: &'s Arc<CudaStream>,
+        operands: Operands<'a, A, B, D>,
+    ) -> Result<Held<'s>> {
         self.device.check_stream(stream)?;
         refuse_capture(stream)?;
         operands.check(&self.problem, self.device.context(), operands.own_rows(&self.problem)?)?;
@@ -154,10 +156,7 @@ impl Product {
             let (needed, remedy) = (self.record_count(), "make them with this plan's `records`");
             check_len("the tile records", records.len(), needed..=needed, remedy)?;
         }
-        let held = operands.hold(stream);
-        // SAFETY: the buffers belong to this device, are as long as the problem and the rows say, and
-        // stay allocated until the work that their events record is done.
-        unsafe { self.enqueue_raw(stream, &held.raw, None) }
+        operands.hold(stream)
     }
 
     /// One call.

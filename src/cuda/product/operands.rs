@@ -1,27 +1,25 @@
-//! What one call multiplies, in slices of `cudarc`: the matrices, and what goes with them.
+//! What one call multiplies: the matrices, and what goes with them.
 //!
-//! What belongs here: what addresses (raw_operands.rs) do not have: element types, lengths and devices, and whether they fit a plan,
-//! by `fit`'s rules. Invariant: all other rules are in `RawOperands::check`, for both.
+//! What belongs here: what addresses (raw_operands.rs) do not have: element types, shapes, lengths and devices, and whether they fit
+//! a plan, by `fit`'s rules. Invariant: all other rules are in `RawOperands::check`, for both.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 
 use super::held::Rows;
+use super::matrix::{DeviceMatrix, DeviceMatrixMut, PlannedMatrix};
 use super::raw_operands::rows_of;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
 use crate::error::Result;
-use crate::fit::{
-    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_types, d_lens,
-};
+use crate::fit::{ALL_ELEMENTS, ALL_SCALES, check_len, check_types};
 use crate::plan::Problem;
 
-/// The operands of one call in memory of `cudarc`: slices or views, as in [`Gemm`](crate::cuda::Gemm)'s example.
+/// The operands of one call: slices or views of `cudarc`, as in [`Gemm`](crate::cuda::Gemm)'s example, or any [`DeviceMatrix`].
 ///
-/// They are borrowed until the call. From then on `cudarc` keeps them until the stream has used them, so that they may be
+/// They are borrowed until the call. From then on `cudarc` keeps its slices until the stream has used them, so that they may be
 /// dropped. D is borrowed mutably, and cannot be the D of two products of a step:
 ///
 /// ```compile_fail,E0499
@@ -37,10 +35,10 @@ use crate::plan::Problem;
 /// ```
 #[must_use]
 pub struct Operands<'a, A, B, D: Element> {
-    pub(crate) a: &'a dyn DevicePtr<A>,
-    pub(crate) b: &'a dyn DevicePtr<B>,
-    pub(crate) d: &'a mut dyn DevicePtrMut<D>,
-    pub(crate) c: Option<&'a dyn DevicePtr<D::Addend>>,
+    pub(crate) a: DeviceMatrix<'a, A>,
+    pub(crate) b: DeviceMatrix<'a, B>,
+    pub(crate) d: DeviceMatrixMut<'a, D>,
+    pub(crate) c: Option<DeviceMatrix<'a, D::Addend>>,
     pub(crate) bias: Option<&'a dyn DevicePtr<D::Addend>>,
     pub(crate) scales: Option<[&'a dyn DevicePtr<f32>; 2]>,
     pub(crate) scale_d: Option<&'a dyn DevicePtr<f32>>,
@@ -59,14 +57,14 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// of its rows. Where the row stride is larger than a row, the last row may end without padding. Of a larger allocation, pass a
     /// view.
     pub fn new(
-        a: &'a impl DevicePtr<A>,
-        b: &'a impl DevicePtr<B>,
-        d: &'a mut impl DevicePtrMut<D>,
+        a: impl Into<DeviceMatrix<'a, A>>,
+        b: impl Into<DeviceMatrix<'a, B>>,
+        d: impl Into<DeviceMatrixMut<'a, D>>,
     ) -> Self {
         Operands {
-            a,
-            b,
-            d,
+            a: a.into(),
+            b: b.into(),
+            d: d.into(),
             c: None,
             bias: None,
             scales: None,
@@ -81,8 +79,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     }
 
     /// C, with D's layout and pitch, and its factor. It has D's type, or bf16 where that is fp8; and so has the bias.
-    pub fn c(mut self, c: &'a impl DevicePtr<D::Addend>, beta: f32) -> Self {
-        self.c = Some(c);
+    pub fn c(mut self, c: impl Into<DeviceMatrix<'a, D::Addend>>, beta: f32) -> Self {
+        self.c = Some(c.into());
         self.beta = beta;
         self
     }
@@ -145,7 +143,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         Ok(Rows { a: rows, scales: rows, d: rows })
     }
 
-    /// Whether element types, devices and lengths are those of the plan.
+    /// Whether element types, devices, shapes and lengths are those of the plan.
     pub(crate) fn check(
         &self,
         problem: &Problem,
@@ -153,18 +151,17 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         rows: Rows,
     ) -> Result<()> {
         check_types::<A, B, D>(problem)?;
+        self.a.check("A", PlannedMatrix::a(problem, rows.a), context)?;
+        self.b.check("B", PlannedMatrix::b(problem), context)?;
+        let outputs = PlannedMatrix::d(problem, rows.d);
+        self.d.check("D", outputs, context)?;
+        if let Some(c) = &self.c {
+            c.check("C", outputs, context)?;
+        }
         let fits = |what: &str, len: usize, of: &Arc<CudaContext>, admitted, remedy| {
             check_context(what, of, context)?;
             check_len(what, len, admitted, remedy)
         };
-        let (inputs, outputs) =
-            (up_to_planned(a_lens, problem, rows.a), up_to_planned(d_lens, problem, rows.d));
-        fits("A", self.a.len(), self.a.stream().context(), inputs, ALL_ROWS)?;
-        fits("B", self.b.len(), self.b.stream().context(), b_lens(problem), ALL_ROWS)?;
-        fits("D", self.d.len(), self.d.stream().context(), outputs.clone(), ALL_ROWS)?;
-        if let Some(c) = self.c {
-            fits("C", c.len(), c.stream().context(), outputs, ALL_ROWS)?;
-        }
         if let Some(bias) = self.bias {
             let n = problem.n().into();
             fits("the bias", bias.len(), bias.stream().context(), n..=n, ALL_ELEMENTS)?;
@@ -192,9 +189,9 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
 impl<A, B, D: Element> std::fmt::Debug for Operands<'_, A, B, D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Operands")
-            .field("a", &self.a.len())
-            .field("b", &self.b.len())
-            .field("d", &self.d.len())
+            .field("a", &self.a)
+            .field("b", &self.b)
+            .field("d", &self.d)
             .field("alpha", &self.alpha)
             .field("beta", &self.beta)
             .field("rows", &self.rows)
@@ -204,27 +201,3 @@ impl<A, B, D: Element> std::fmt::Debug for Operands<'_, A, B, D> {
 
 /// The remedy for what D has one of.
 const ONE_SCALE: &str = "pass one f32";
-
-/// How long a buffer may be in a call of `rows` rows: as these rows, up to as all that were planned.
-/// Device memory is allocated once, for the largest M, and graphs keep its addresses.
-fn up_to_planned(
-    lens: fn(&Problem, u32) -> RangeInclusive<u64>,
-    problem: &Problem,
-    [rows, planned]: [u32; 2],
-) -> RangeInclusive<u64> {
-    *lens(problem, rows).start()..=*lens(problem, planned).end()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buffers_of_the_planned_rows_serve_fewer() {
-        let problem = Problem::builder(64, 32, 16).lda(24).build().unwrap();
-        assert_eq!(up_to_planned(a_lens, &problem, [64, 64]), 63 * 24 + 16..=64 * 24);
-        assert_eq!(up_to_planned(a_lens, &problem, [7, 64]), 6 * 24 + 16..=64 * 24);
-        assert_eq!(up_to_planned(d_lens, &problem, [64, 64]), 64 * 32..=64 * 32);
-        assert_eq!(up_to_planned(d_lens, &problem, [7, 64]), 7 * 32..=64 * 32);
-    }
-}

@@ -163,6 +163,8 @@ fn info(ordinal: i32) -> Result<DeviceInfo> {
 pub struct Device {
     info: DeviceInfo,
     context: Arc<CudaContext>,
+    /// `cudarc` tracks who uses memory of a context that has made a stream: see `check_tracked`.
+    _tracks_uses: Arc<CudaStream>,
 }
 
 impl Device {
@@ -181,7 +183,9 @@ impl Device {
         info.check()?;
         check_driver_version()?;
         let context = CudaContext::new(ordinal).in_call("cuDevicePrimaryCtxRetain")?;
-        Ok(Device { info: info.clone(), context })
+        // A fork: `new_stream` would wait for all work of the process.
+        let tracks_uses = context.default_stream().fork().in_call("cuStreamCreate")?;
+        Ok(Device { info: info.clone(), context, _tracks_uses: tracks_uses })
     }
 
     /// Opens the GPU of this process's local rank, and joins its launcher's group with it ([`Group::from_env`]): `options` need not

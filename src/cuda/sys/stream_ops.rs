@@ -131,6 +131,24 @@ pub(crate) fn refuse_capture(stream: &CudaStream) -> Result<()> {
     })
 }
 
+/// An error unless `cudarc` orders what `by` does with memory of the stream `of`, and keeps that memory until then. It does so in
+/// contexts that have made a stream, and a borrowed one does not count.
+pub(crate) fn check_tracked(of: &CudaStream, by: &CudaStream) -> Result<()> {
+    let untracked = |stream: &CudaStream| {
+        let context = stream.context();
+        // A caller that turns tracking off promises to order uses itself.
+        context.is_event_tracking() && !context.is_in_multi_stream_mode()
+    };
+    if of == by || !(untracked(of) || untracked(by)) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "memory of another stream than the call's".into(),
+        why: "a `CudaContext` that has made no stream does not track who uses its memory".into(),
+        remedy: "make a stream with CudaContext::new_stream and keep it, or call on the memory's stream",
+    })
+}
+
 /// An event that knows no time, and is cheaper for it.
 pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
     device.context().new_event(Some(CU_EVENT_DISABLE_TIMING)).in_call("cuEventCreate")

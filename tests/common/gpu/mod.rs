@@ -10,6 +10,7 @@ pub mod arrival;
 pub mod call;
 pub mod case;
 pub mod inputs;
+pub mod memory;
 pub mod plain;
 pub mod ranks;
 
