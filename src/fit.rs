@@ -12,7 +12,7 @@
 //!
 //! Three places differ, and say why beside the check: a chunk that is published to an `AsyncInput` may
 //! be shorter than planned, device buffers may have any length between the rows of the call and the
-//! rows that were planned, and raw device addresses have no length.
+//! rows that were planned (or that of the rows that a `DeviceMatrix` says), and raw device addresses have no length.
 
 use std::ops::RangeInclusive;
 

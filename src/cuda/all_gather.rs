@@ -113,6 +113,8 @@ impl AllGather {
         let planned = |rows| PlannedMatrix::packed(rows, row_bytes / T::TYPE.size());
         shard.check("the shard", planned(own), context)?;
         all.check("the gathered rows", planned(all_rows), context)?;
+        // It is asked for its address when the other ranks have learned of the step.
+        all.check_tracked(stream)?;
         {
             let mut guards = Guards::new(stream);
             let from = shard.read(&mut guards)?;

@@ -80,7 +80,7 @@ impl AsyncGemm {
     /// expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in slot
     /// c · spans + s.
     ///
-    /// The planned M is the largest: calls of fewer rows have chunks of their own, [`AsyncGemm::enqueue_all_raw`].
+    /// The planned M is the largest: calls of fewer rows have chunks of their own: `wait` of [`AsyncGemm::enqueue`].
     pub fn plan(
         device: &Device,
         problem: &Problem,
@@ -171,6 +171,7 @@ impl AsyncGemm {
         let operands: Vec<_> = operands.into_iter().collect();
         check_operands(operands.len(), self.products.len())?;
         let m = wait.unwrap_or(&self.wait).check_fits(self.problem())?;
+        operands.iter().try_for_each(|operands| check_rows(operands.rows, m))?;
         let held: Vec<_> = (self.products.iter().zip(operands))
             .map(|(product, operands)| product.hold(stream, operands.rows(m)))
             .collect::<Result<_>>()?;
@@ -181,7 +182,7 @@ impl AsyncGemm {
         unsafe { self.enqueue_all_raw(stream, &raw, wait, signals) }
     }
 
-    /// [`AsyncGemm::enqueue`] of the first product and all planned rows, by addresses.
+    /// [`AsyncGemm::enqueue`] of the only planned product and all planned rows, by addresses.
     ///
     /// # Safety
     /// As for [`Gemm::enqueue_raw`](crate::cuda::Gemm::enqueue_raw), except that the chunks of A (and their
@@ -192,11 +193,7 @@ impl AsyncGemm {
         operands: &RawOperands,
         signals: &Signals,
     ) -> Result<()> {
-        let planned = self.problem().m();
-        if let Some(rows) = operands.rows.filter(|rows| *rows != planned) {
-            let remedy = "give a `ChunkWait` with the chunks of these rows to `enqueue_all_raw`";
-            return Err(Error::mismatch("the number of rows", rows, planned, remedy));
-        }
+        check_rows(operands.rows, self.problem().m())?;
         // SAFETY: the caller's promise.
         unsafe { self.enqueue_all_raw(stream, &[*operands], None, signals) }
     }
@@ -246,4 +243,12 @@ impl AsyncGemm {
         }
         wait.note_enqueued(stream)
     }
+}
+
+/// An error if a call asks for other rows than those that arrive.
+fn check_rows(asked: Option<u32>, arriving: u32) -> Result<()> {
+    let Some(asked) = asked.filter(|asked| *asked != arriving) else { return Ok(()) };
+    let remedy =
+        "give a `ChunkWait` with the chunks of these rows to `enqueue` or `enqueue_all_raw`";
+    Err(Error::mismatch("the number of rows", asked, arriving, remedy))
 }

@@ -31,9 +31,10 @@
 //! # Memory and streams of other libraries
 //!
 //! Calls take any `cudarc` slice or view on the device, for example a candle tensor's. Other code may have opened its
-//! `CudaContext`: every one stands for the device's primary context. [`DeviceMatrix::from_raw`] takes other memory, and `cudarc`
-//! wraps a raw stream as a `CudaStream`. The owner keeps the memory until the step has ended, and the stream until the operations
-//! that used it are dropped:
+//! `CudaContext`: every one stands for the device's primary context. A context that has no stream but the default one does not
+//! track who uses its memory: calls on another stream refuse that memory. [`DeviceMatrix::from_raw`] takes a matrix in other memory
+//! (bias and scales are slices: `cudarc` wraps an address as one), and `cudarc` wraps a raw stream as a `CudaStream`. The owner keeps
+//! the memory until the step has ended, and the stream until the operations that used it are dropped:
 //!
 //! ```no_run
 //! use overlap_gemm::cuda::cudarc::driver::sys;

@@ -89,20 +89,25 @@ pub(super) fn misfit(members: &[Member], rules: Rules) -> Option<String> {
     {
         return Some(format!("{text}: ranks that share memory have to be on one machine"));
     }
-    let mut owners = HashMap::new();
-    for member in members.iter().filter(|member| !member.device.is_empty()) {
-        let Some(owner) = owners.insert((&member.host, &member.device), member.rank) else {
-            continue;
-        };
-        if !rules.shared_devices {
-            return Some(format!(
-                "ranks {owner} and {} both use the GPU {}: give each a GPU of its own, or allow \
-                 shared devices",
-                member.rank, member.device
-            ));
-        }
+    if rules.shared_devices {
+        return None;
     }
-    None
+    let devices = members.iter().map(|member| member.device.as_bytes());
+    let (first, second) = on_one_gpu(members, devices)?;
+    Some(format!(
+        "ranks {} and {} both use the GPU {}: give each a GPU of its own, or allow shared devices",
+        first.rank, second.rank, second.device
+    ))
+}
+
+/// The first two that have one GPU, if two have; `gpus` says what each one's is called on its machine, nothing if nobody knows.
+pub(crate) fn on_one_gpu<'a>(
+    members: &'a [Member],
+    gpus: impl Iterator<Item = &'a [u8]>,
+) -> Option<(&'a Member, &'a Member)> {
+    let mut owners = HashMap::new();
+    let mut named = members.iter().zip(gpus).filter(|(_, gpu)| !gpu.is_empty());
+    named.find_map(|(member, gpu)| Some((owners.insert((&member.host, gpu), member)?, member)))
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ pub(crate) use alarms::News;
 use alarms::Watcher;
 use client::Connection;
 use identity::Rules;
+#[cfg(feature = "cuda")]
+pub(crate) use identity::on_one_gpu;
 use inbox::{Inbox, Vain};
 use launch::FIRST_LIMIT;
 use line::after;
@@ -116,8 +118,8 @@ impl GroupOptions {
         self
     }
 
-    /// Allows several ranks on one GPU. Rank 0's value counts. Without it, ranks that name one GPU ([`GroupOptions::device`])
-    /// cannot join, and operations on GPUs cannot be planned.
+    /// Allows several ranks on one GPU, as [`Group::local`] does. Rank 0's value counts. Without it, ranks that name one GPU
+    /// ([`GroupOptions::device`]) cannot join, and ranks that have one without naming it cannot plan operations on it.
     pub fn shared_devices(mut self, allowed: bool) -> Self {
         self.rules.shared_devices = allowed;
         self

@@ -16,8 +16,8 @@ use crate::gpu::{Gpu, PATIENCE, captured, on_every_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, sys};
 use overlap_gemm::cuda::{
-    Activation, AsyncGemm, ChunkWait, DeviceMatrix, Gemm, GemmOptions, Operands, RawOperands,
-    Signals, kernels_built,
+    Activation, AsyncGemm, ChunkWait, DeviceMatrix, DeviceMatrixMut, Gemm, GemmOptions, Operands,
+    RawOperands, Signals, kernels_built,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Chunks, Problem, Scaling, Shards};
@@ -427,6 +427,14 @@ fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let texts = errors.map(|error| error.to_string());
     assert!(texts[0].starts_with("the number of rows is 255"), "{texts:?}");
     assert!(texts[1].starts_with("the slot is 3"), "{texts:?}");
+    // SAFETY: as above.
+    let (input, d) = unsafe {
+        let d = DeviceMatrixMut::<bf16>::from_raw(16, 256, 256);
+        (DeviceMatrix::<bf16>::from_raw(16, 256, 256), d)
+    };
+    let short = Operands::new(input, input, d).rows(255);
+    let error = gemm.enqueue(&gpu.stream, [short], None, &signals).unwrap_err();
+    assert!(error.to_string().starts_with("the number of rows is 255"), "{error}");
 
     let wait = |m, k| {
         let problem = Problem::builder(m, 256, k).build().unwrap();

@@ -136,11 +136,12 @@ fn slices_outlive_their_use_on_a_borrowed_stream() {
         launched.result().unwrap();
         borrowed
     };
-    gemm.enqueue(&borrowed, Operands::new(&a, &b, &mut d)).unwrap();
+    let enqueued = gemm.enqueue(&borrowed, Operands::new(&a, &b, &mut d));
     drop((a, b));
     // What is free is taken, and overwritten.
     let zeros = [(); 4].map(|()| memory.alloc_zeros::<bf16>(SIDE * SIDE).unwrap());
     IS_RELEASED.store(true, Ordering::Release);
+    enqueued.unwrap();
     assert!(gpu.download(&d).iter().all(|value| *value == bf16::from_f32(SIDE as f32)));
     drop(zeros);
 
@@ -150,6 +151,10 @@ fn slices_outlive_their_use_on_a_borrowed_stream() {
     let error = gemm.enqueue(&gpu.stream, Operands::new(&a, &a, &mut d)).unwrap_err();
     assert!(error.to_string().starts_with("memory of another stream than the call's"), "{error}");
     gemm.enqueue(&context.default_stream(), Operands::new(&a, &a, &mut d)).unwrap_err();
+    // Nor would the other streams of `device` learn what that context enqueues on the default stream, which is everybody's.
+    let mut shared = memory.alloc_zeros::<bf16>(SIDE * SIDE).unwrap();
+    let operands = Operands::new(&a, &a, &mut shared);
+    gemm.enqueue(&context.default_stream(), operands).unwrap_err();
     let _stream = context.new_stream().unwrap();
     gemm.enqueue(&gpu.stream, Operands::new(&a, &a, &mut d)).unwrap();
 }

@@ -30,7 +30,7 @@ use crate::cuda::product::shard::Shard;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::Input;
-use crate::cuda::sys::stream_ops::{copy, refuse_capture};
+use crate::cuda::sys::stream_ops::{PitchedRows, copy_rows, refuse_capture};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_type;
@@ -231,12 +231,14 @@ impl AllGatherGemm {
         refuse_capture(stream)?;
         let (to, rows) = (to.into(), PlannedMatrix::a(problem, [step.m(); 2]));
         to.check("the copy of A", rows, self.gatherer.device.context())?;
-        let bytes = problem.a_len(step.m()) * u64::from(planned.size());
+        let size = u64::from(planned.size());
+        let rows_at = |start| PitchedRows { start, pitch: u64::from(problem.lda()) * size };
+        let (row_bytes, count) = (u64::from(problem.k()) * size, step.m().into());
         let mut guards = Guards::new(stream);
         let (from, to) = (self.gatherer.gathered(buffer).0, to.write(&mut guards)?);
         // SAFETY: both are so long; a slice stays allocated until the work that its event records is done, the gathered rows stay
         // until the next step, which comes behind this on the stream; other memory is its owner's promise.
-        unsafe { copy(stream, to, from, bytes) }
+        unsafe { copy_rows(stream, rows_at(to), rows_at(from), row_bytes, count) }
     }
 
     /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each
@@ -259,9 +261,9 @@ impl AllGatherGemm {
         let context = self.gatherer.device.context();
         let scales = if self.gatherer.has_replicated_scales() { d } else { a };
         let held = HeldStep::new(operands, problems, context, Rows { a, scales, d }, stream)?;
-        // SAFETY: the buffers belong to this device and are as long as the problems and the rows say; D is borrowed
-        // mutably; they stay allocated until the work that their events record is done, and the step uses them in the order
-        // of the stream. Pushes read the rows from this operation's own memory.
+        // SAFETY: the memory belongs to this device and is as long as the problems and the rows say; D is borrowed mutably. Slices
+        // stay allocated until the work that their events record is done, other memory is its owner's promise; the step uses
+        // them in the order of the stream. Pushes read the rows from this operation's own memory.
         unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }
     }
 

@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUdevice_P2PAttribute};
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::launch::fnv1a;
-use crate::group::{Group, Member};
+use crate::group::{Group, Member, on_one_gpu};
 
 /// What a rank found out about another rank's GPU: it is within reach, it is not, or the driver does not say.
 pub(crate) const REACHED: u8 = b'y';
@@ -47,20 +47,14 @@ pub(crate) fn obstacle_by(
 
 /// An error if two ranks have one GPU; a group that knew no GPUs when it was formed could not see it.
 fn check_unique(members: &[Member], buses: &[&[u8]]) -> Result<()> {
-    let gpus: Vec<_> = members.iter().map(|member| &member.host).zip(buses).collect();
-    for (at, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| !gpu.1.is_empty()) {
-        let Some(first) = gpus[..at].iter().position(|other| other == gpu) else { continue };
-        let (first, second) = (members[first].rank, members[at].rank);
-        return Err(Error::Unsupported {
-            what: format!(
-                "a plan of ranks {first} and {second} on one GPU, {},",
-                String::from_utf8_lossy(gpu.1)
-            ),
-            why: "their products would wait for each other on the same SMs".into(),
-            remedy: "give each rank a GPU, or allow GroupOptions::shared_devices and divide the SMs (GemmOptions::with_sm_limit)",
-        });
-    }
-    Ok(())
+    let Some((first, second)) = on_one_gpu(members, buses.iter().copied()) else { return Ok(()) };
+    let (first, second) = (first.rank, second.rank);
+    let gpu = String::from_utf8_lossy(buses[second as usize]);
+    Err(Error::Unsupported {
+        what: format!("a plan of ranks {first} and {second} on one GPU, {gpu},"),
+        why: "their products would wait for each other on the same SMs".into(),
+        remedy: "give each rank a GPU, or allow GroupOptions::shared_devices and divide the SMs (GemmOptions::with_sm_limit)",
+    })
 }
 
 /// What the driver says of the GPU at a PCI bus id, which this process may not even see.

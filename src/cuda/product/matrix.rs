@@ -7,10 +7,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::held::Guards;
 use crate::cuda::sys::device::check_context;
+use crate::cuda::sys::stream_ops::check_tracked;
 use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, check_len};
 use crate::plan::Problem;
@@ -119,12 +120,12 @@ impl PlannedMatrix {
     fn check_shape(self, what: &str, shape: Option<Shape>) -> Result<()> {
         let Some(Shape { rows, columns, row_stride }) = shape else { return Ok(()) };
         let extents = [
-            ("columns", columns, self.columns),
-            // Behind the only row comes none.
-            ("row stride", row_stride, if rows > 1 { self.row_stride } else { self.columns }),
+            ("columns", columns, u64::from(self.columns)),
+            // Behind the only row comes none: any stride will do.
+            ("row stride", row_stride, if rows > 1 { self.row_stride.into() } else { row_stride }),
         ];
         for (extent, got, planned) in extents {
-            if got != u64::from(planned) {
+            if got != planned {
                 let remedy = "pass the matrix that was planned, or plan with this one's shape";
                 return Err(Error::mismatch(
                     format!("the {extent} of {what}"),
@@ -165,7 +166,8 @@ impl<'a, T> DeviceMatrix<'a, T> {
         DeviceMatrix { memory: Memory::Raw(address), shape: Some(Shape::packed(rows, columns)) }
     }
 
-    /// Rows start that many elements apart. The last row may end without padding.
+    /// Rows start that many elements apart. The last row may end without padding. Without effect on a slice that became a matrix
+    /// by `into()`: there the plan alone says it.
     #[must_use]
     pub fn with_row_stride(mut self, elements: u64) -> Self {
         self.shape = self.shape.map(|shape| Shape { row_stride: elements, ..shape });
@@ -228,6 +230,14 @@ impl<'a, T> DeviceMatrixMut<'a, T> {
         let Memory::Slice(slice) = &self.memory else { return Ok(()) };
         check_context(what, slice.stream().context(), context)?;
         check_len(what, slice.len(), planned.lens(self.shape), ALL_ROWS)
+    }
+
+    /// An error if [`DeviceMatrixMut::write`] for work on that stream would be one.
+    pub(crate) fn check_tracked(&self, stream: &CudaStream) -> Result<()> {
+        match &self.memory {
+            Memory::Slice(slice) => check_tracked(slice.stream(), stream),
+            Memory::Raw(_) => Ok(()),
+        }
     }
 
     /// The address, for writes that come after earlier reads and writes.
@@ -324,8 +334,10 @@ mod tests {
         assert_eq!(b(16, 32), Ok(()));
         assert!(b(32, 16).is_err(), "B, but transposed");
         // The row stride of one row is nobody's.
-        let row = PlannedMatrix::d(&problem, [1, 64]).check_shape("D", Some(Shape::packed(1, 32)));
-        assert_eq!(row, Ok(()));
+        for row_stride in [16, 24, 64] {
+            let row = Some(Shape { rows: 1, columns: 16, row_stride });
+            assert_eq!(PlannedMatrix::a(&problem, [1, 64]).check_shape("A", row), Ok(()));
+        }
         // SAFETY: nothing is enqueued.
         let raw = unsafe { DeviceMatrix::<f32>::from_raw(4096, 3, 5) }.with_row_stride(8);
         assert_eq!(raw.shape, Some(Shape { rows: 3, columns: 5, row_stride: 8 }));

@@ -1,7 +1,8 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `choice` (which kernel serves a problem), `options`,
-//! `operands`, `raw_operands`, `other_sums` and `held` (slices as addresses). Nothing here knows signals or gathers.
+//! `matrix`, `operands`, `shard`, `raw_operands`, `other_sums` and `held` (slices as addresses). Nothing here knows signals or
+//! gathers.
 //! Invariant: everything that may allocate, load a module, ask the device or fail for the shape's sake happens in
 //! [`Product::plan`]; a call checks its operands and enqueues.
 

@@ -183,8 +183,16 @@ impl Device {
         info.check()?;
         check_driver_version()?;
         let context = CudaContext::new(ordinal).in_call("cuDevicePrimaryCtxRetain")?;
-        // A fork: `new_stream` would wait for all work of the process.
-        let tracks_uses = context.default_stream().fork().in_call("cuStreamCreate")?;
+        // SAFETY: nobody else has this context yet, so nothing of it goes untracked.
+        let tracks_uses = unsafe {
+            // While it tracks, the first stream that it makes waits for all work of the process. A fork would touch the legacy
+            // stream instead, which fails, and spoils a capture, while another thread captures a blocking stream.
+            context.disable_event_tracking();
+            let made = context.new_stream();
+            context.enable_event_tracking();
+            made
+        };
+        let tracks_uses = tracks_uses.in_call("cuStreamCreate")?;
         Ok(Device { info: info.clone(), context, _tracks_uses: tracks_uses })
     }
 

@@ -132,14 +132,20 @@ pub(crate) fn refuse_capture(stream: &CudaStream) -> Result<()> {
 }
 
 /// An error unless `cudarc` orders what `by` does with memory of the stream `of`, and keeps that memory until then. It does so in
-/// contexts that have made a stream, and a borrowed one does not count.
+/// contexts that have a stream of their own making; a borrowed one does not count.
 pub(crate) fn check_tracked(of: &CudaStream, by: &CudaStream) -> Result<()> {
     let untracked = |stream: &CudaStream| {
         let context = stream.context();
         // A caller that turns tracking off promises to order uses itself.
         context.is_event_tracking() && !context.is_in_multi_stream_mode()
     };
-    if of == by || !(untracked(of) || untracked(by)) {
+    // The work of one stream is in order. But two contexts have one default stream: an untracked context records no use there, and
+    // other streams of the memory's context would not wait for it.
+    let is_refused = match of == by {
+        true => untracked(by) && of.context().is_managing_stream_synchronization(),
+        false => untracked(of) || untracked(by),
+    };
+    if !is_refused {
         return Ok(());
     }
     Err(Error::Unsupported {
