@@ -89,12 +89,16 @@ fn raw_memory_and_a_borrowed_stream_serve_a_call() {
     let d = matrix(bf16::from_f32(7.0), STRIDE);
     let at = |slice: &CudaSlice<bf16>| slice.device_ptr(&gpu.stream).0;
     // SAFETY: the stream and the slices live longer than these, and are so long.
-    let (stream, a, b, d_of) = unsafe {
-        let input = |slice| DeviceMatrix::<bf16>::from_raw(at(slice), side, side);
+    let (stream, raw_a, raw_b, raw_d) = unsafe {
         let stream = gpu.device.context().wrap_borrowed_stream(gpu.stream.cu_stream());
-        (stream, input(&a), input(&b), DeviceMatrixMut::<bf16>::from_raw(at(&d), side, side))
+        let raw_a = DeviceMatrix::<bf16>::from_raw(at(&a), side, side);
+        // Or as a slice of `cudarc`.
+        let raw_b = stream.upgrade_device_ptr::<bf16>(at(&b), SIDE * SIDE);
+        (stream, raw_a, raw_b, DeviceMatrixMut::<bf16>::from_raw(at(&d), side, side))
     };
-    gemm.enqueue(&stream, Operands::new(a, b, d_of.with_row_stride(STRIDE as u64))).unwrap();
+    let raw_d = raw_d.with_row_stride(STRIDE as u64);
+    gemm.enqueue(&stream, Operands::new(raw_a, &raw_b, raw_d)).unwrap();
+    raw_b.leak();
     for (index, value) in gpu.download(&d).iter().enumerate() {
         let expected = if index % STRIDE < SIDE { SIDE as f32 / 2.0 } else { 7.0 };
         assert_eq!(value.to_f32(), expected, "{index}");

@@ -58,6 +58,9 @@ use crate::plan::{
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.
 ///
+/// An input of three dimensions, batch × sequence × K, is a matrix of batch · sequence rows. If each shard has whole batches, the
+/// sums are scattered along the batches.
+///
 /// A tensor-parallel MLP without its activation; `examples/gpu_tensor_parallel_mlp.rs` is a whole one:
 ///
 /// ```no_run
