@@ -197,27 +197,38 @@ impl World {
         let mut layer =
             GemmReduce::<ALL, A, A, D>::plan(rank, problem, options, self.reduction).unwrap();
         let (stream, me) = (Stream::new(self.workers).unwrap(), rank.rank());
-        let step = |(step, rows): (usize, &Vec<u32>)| {
+        let step = |step: usize| {
             let mut inputs = self.inputs::<A, D>(me, step);
             for bias in inputs.of_products.iter_mut().flat_map(|product| &mut product.ending.bias) {
                 bias.iter_mut()
                     .for_each(|bias| *bias = D::Addend::narrow(bias.widen() * self.bias_times));
             }
-            let own = self.gets(step, me as usize).len();
-            let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);
-            let mut outputs: Vec<Vec<D>> = outputs.collect();
-            let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.of_products))
-                .map(|(d, OfProduct { problem, b, b_scales, ending })| {
-                    let n = problem.n().into();
-                    Product::new(b, d).n(n).scales(b_scales).epilogue(ending.epilogue())
-                })
-                .collect();
-            let shard = Shard::at(&inputs.a).rows(rows).scales(&inputs.a_scales);
-            layer.enqueue_all(&stream, shard, &mut products).unwrap();
-            outputs
+            self.step(&mut layer, &stream, (me, step), &inputs)
         };
-        let outputs = self.steps.iter().enumerate().map(step).collect();
+        let outputs = (0..self.steps.len()).map(step).collect();
         layer.flush().unwrap();
+        outputs
+    }
+
+    /// The outputs of a rank's step.
+    fn step<const ALL: bool, A: Element, D: Element>(
+        &self,
+        layer: &mut GemmReduce<ALL, A, A, D>,
+        stream: &Stream,
+        (rank, step): (u32, usize),
+        inputs: &Inputs<A, D>,
+    ) -> Vec<Vec<D>> {
+        let own = self.gets(step, rank as usize).len();
+        let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);
+        let mut outputs: Vec<Vec<D>> = outputs.collect();
+        let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.of_products))
+            .map(|(d, OfProduct { problem, b, b_scales, ending })| {
+                let n = problem.n().into();
+                Product::new(b, d).n(n).scales(b_scales).epilogue(ending.epilogue())
+            })
+            .collect();
+        let shard = Shard::at(&inputs.a).rows(&self.steps[step]).scales(&inputs.a_scales);
+        layer.enqueue_all(stream, shard, &mut products).unwrap();
         outputs
     }
 
@@ -443,5 +454,47 @@ fn another_order_of_additions_has_other_bits() {
         let other = world.exact::<f32>(mutant);
         let differ = right.iter().zip(&other).filter(|(right, other)| right != other).count();
         assert!(differ > 100, "{strategy}, {partials:?}: {differ} of {}", right.len());
+    }
+}
+
+/// Steps of two operations, with ranks held up at random, have the bits of steps that were compared with the reference.
+#[test]
+fn ten_thousand_steps_of_two_operations_are_right_bit_for_bit() {
+    type Layer<const ALL: bool> = GemmReduce<ALL, bf16, bf16, f32>;
+    for strategy in Strategy::ALL {
+        let steps = || vec![vec![8; 4], vec![0, 5, 1, 8], vec![3, 8, 0, 2]];
+        let of = |all| World { all, steps: steps(), ..world(strategy) };
+        let worlds = [of(false), of(true)];
+        let expected = worlds.each_ref().map(World::run::<bf16, f32>);
+        for (world, outputs) in worlds.iter().zip(&expected) {
+            assert_eq!(world.complaint::<bf16, f32>(outputs), None);
+        }
+        let ranks = Group::local_with(4, worlds[0].group).unwrap();
+        on_threads(ranks, |rank| {
+            let (me, stream) = (rank.rank(), Stream::new(1).unwrap());
+            let &World { ref problem, options, reduction, .. } = &worlds[0];
+            let mut scatter = Layer::<false>::plan(&rank, problem, options, reduction).unwrap();
+            let mut to_all = Layer::<true>::plan(&rank, problem, options, reduction).unwrap();
+            let inputs = worlds.each_ref().map(|of| [0, 1, 2].map(|step| of.inputs(me, step)));
+            // The same order on all ranks.
+            let (mut order, mut delays) = (Random::new(91), Random::of_stream(92, me.into()));
+            for number in 0..10_000 {
+                let (of, step) = (number % 2, order.within(0..=2) as usize);
+                if delays.within(0..=49) == 0 {
+                    std::thread::sleep(Duration::from_micros(delays.within(0..=200)));
+                }
+                let (world, at, inputs) = (&worlds[of], (me, step), &inputs[of][step]);
+                let outputs = match of {
+                    0 => world.step(&mut scatter, &stream, at, inputs),
+                    _ => world.step(&mut to_all, &stream, at, inputs),
+                };
+                let expected = &expected[of][me as usize][step];
+                let [found, expected] = [&outputs, expected].map(|of| of.iter().flatten());
+                let same = found.map(|d| d.to_bits()).eq(expected.map(|d| d.to_bits()));
+                assert!(same, "{strategy}, rank {me}, step {number}");
+            }
+            scatter.flush().unwrap();
+            to_all.flush().unwrap();
+        });
     }
 }
