@@ -43,8 +43,8 @@
 //!
 //! # Where to read next
 //!
-//! To use it: [`host::AllGatherGemm`] and its example; then [`cuda`], and the table "From threads to GPUs" in the
-//! repository's `docs/architecture.md`. To understand it: [`plan`], [`host::protocol`], and `docs/protocol.md`. To
+//! To use it: [`host::AllGatherGemm`] and its example; then [`cuda`], and `docs/threads-and-gpus.md` in the repository, which
+//! has both programs side by side. To understand it: [`plan`], [`host::protocol`], and `docs/protocol.md`. To
 //! check your own kernel: [`reference`](mod@reference) and [`plan::TileOrder`].
 //!
 #![cfg_attr(docsrs, feature(doc_cfg))]

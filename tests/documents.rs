@@ -355,6 +355,21 @@ fn the_readme_s_examples_for_gpus_are_parts_of_the_documentation() {
     assert_part_of(&readme, &documented);
 }
 
+/// Comments apart, so that a page may do without them.
+#[test]
+fn the_programs_side_by_side_are_parts_of_the_readme_s() {
+    let code = |path| -> Vec<String> {
+        let (_, fenced) = split(&read(path));
+        let rust = fenced.into_iter().filter(|(language, _)| language.starts_with("rust"));
+        let lines = rust.map(|(_, line)| line.split("//").next().unwrap_or_default().trim().into());
+        lines.filter(|line: &String| !line.is_empty()).collect()
+    };
+    let (page, readme) = (code("docs/threads-and-gpus.md"), code("README.md"));
+    assert!(page.len() > 10, "only {} lines were compared", page.len());
+    let missing: Vec<_> = page.iter().filter(|line| !readme.contains(line)).collect();
+    assert!(missing.is_empty(), "the README's programs lack {missing:?}");
+}
+
 #[test]
 fn the_readme_lists_the_features_there_are() {
     let (manifest, readme) = (read("Cargo.toml"), read("README.md"));
