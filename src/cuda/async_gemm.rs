@@ -48,7 +48,7 @@ use crate::plan::{Chunks, Problem, Scaling, TileOrder};
 /// let mut a = stream.alloc_zeros::<bf16>(4096 * 8192)?;
 /// let b = stream.clone_htod(&vec![bf16::ONE; 3584 * 8192])?;
 /// let mut d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
-/// // SAFETY: `a` has so many numbers and outlives the product; its chunks are written before their signals.
+/// // SAFETY: `a` has 4096 × 8192 numbers and outlives the product. A chunk is written before its signal.
 /// let arriving =
 ///     unsafe { DeviceMatrix::<bf16>::from_raw(a.device_ptr(&stream).0, 4096, 8192) };
 ///

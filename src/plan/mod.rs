@@ -40,6 +40,8 @@ pub use epilogue::{Activation, Epilogue};
 pub use gate::{GATE_COLUMNS, gate_column, interleave_gates};
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;
+#[cfg(feature = "cuda")]
+pub(crate) use problem::strided_len;
 pub use problem::{Problem, ProblemBuilder, TMA_ALIGNMENT};
 pub use reduction::{Partials, Reduction};
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};

@@ -140,13 +140,13 @@ impl Problem {
 
     /// The elements a slice of A must hold for `rows` rows.
     pub fn a_len(&self, rows: u32) -> u64 {
-        strided_len(rows, self.k, self.lda)
+        strided_len(rows.into(), self.k, self.lda)
     }
 
     /// The elements a slice of B must hold.
     pub fn b_len(&self) -> u64 {
         let (rows, columns) = self.b_extent();
-        strided_len(rows, columns, self.ldb)
+        strided_len(rows.into(), columns, self.ldb)
     }
 
     /// The elements a slice of D must hold.
@@ -156,7 +156,7 @@ impl Problem {
 
     /// The elements a slice of D must hold for `rows` rows.
     pub fn d_len_of(&self, rows: u32) -> u64 {
-        strided_len(rows, self.d_columns(), self.ldd)
+        strided_len(rows.into(), self.d_columns(), self.ldd)
     }
 
     /// The bytes of `rows` packed rows of A: what a chunk of them costs the link.
@@ -270,10 +270,10 @@ pub(crate) fn check_aligned(what: &'static str, bytes: u64, remedy: &'static str
 }
 
 /// The elements from the first of row 0 to the last of row `rows - 1`.
-fn strided_len(rows: u32, columns: u32, leading: u32) -> u64 {
+pub(crate) fn strided_len(rows: u64, columns: u32, leading: u32) -> u64 {
     match rows {
         0 => 0,
-        rows => u64::from(rows - 1) * u64::from(leading) + u64::from(columns),
+        rows => (rows - 1) * u64::from(leading) + u64::from(columns),
     }
 }
 

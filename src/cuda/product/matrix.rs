@@ -7,14 +7,14 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 
 use super::held::Guards;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::stream_ops::check_tracked;
 use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, check_len};
-use crate::plan::Problem;
+use crate::plan::{Problem, strided_len};
 
 /// A matrix in device memory that a call reads, row by row.
 ///
@@ -37,7 +37,7 @@ use crate::plan::Problem;
 ///     d: &mut CudaSlice<bf16>,
 /// ) -> overlap_gemm::Result<()> {
 ///     let a = DeviceMatrix::new(a, 512, 4096).with_row_stride(4160);
-///     // SAFETY: `b` is the address of so many numbers, which their owner keeps until the stream has used them.
+///     // SAFETY: 1024 × 4096 numbers start at `b`. Their owner keeps them until the stream has used them.
 ///     let b = unsafe { DeviceMatrix::<bf16>::from_raw(b, 1024, 4096) };
 ///     gemm.enqueue(stream, Operands::new(a, b, d))
 /// }
@@ -116,7 +116,20 @@ impl PlannedMatrix {
         PlannedMatrix { rows, columns, row_stride: columns }
     }
 
-    /// An error unless a matrix has this shape, if it says which it has.
+    /// An error unless a matrix has this shape, if it says which it has, and a slice the length and the context.
+    fn check<T>(
+        self,
+        what: &str,
+        shape: Option<Shape>,
+        slice: Option<&dyn DeviceSlice<T>>,
+        context: &Arc<CudaContext>,
+    ) -> Result<()> {
+        self.check_shape(what, shape)?;
+        let Some(slice) = slice else { return Ok(()) };
+        check_context(what, slice.stream().context(), context)?;
+        check_len(what, slice.len(), self.lens(shape), ALL_ROWS)
+    }
+
     fn check_shape(self, what: &str, shape: Option<Shape>) -> Result<()> {
         let Some(Shape { rows, columns, row_stride }) = shape else { return Ok(()) };
         let extents = [
@@ -143,9 +156,7 @@ impl PlannedMatrix {
     /// largest M, and graphs keep its addresses. Of a matrix that says its rows: as these.
     fn lens(self, shape: Option<Shape>) -> RangeInclusive<u64> {
         let [least, most] = shape.map_or(self.rows.map(u64::from), |shape| [shape.rows; 2]);
-        let (columns, row_stride) = (u64::from(self.columns), u64::from(self.row_stride));
-        let begun = least.checked_sub(1).map_or(0, |before| before * row_stride + columns);
-        begun..=most * row_stride
+        strided_len(least, self.columns, self.row_stride)..=most * u64::from(self.row_stride)
     }
 }
 
@@ -180,10 +191,11 @@ impl<'a, T> DeviceMatrix<'a, T> {
         planned: PlannedMatrix,
         context: &Arc<CudaContext>,
     ) -> Result<()> {
-        planned.check_shape(what, self.shape)?;
-        let Memory::Slice(slice) = self.memory else { return Ok(()) };
-        check_context(what, slice.stream().context(), context)?;
-        check_len(what, slice.len(), planned.lens(self.shape), ALL_ROWS)
+        let slice = match self.memory {
+            Memory::Slice(slice) => Some(slice as &dyn DeviceSlice<T>),
+            Memory::Raw(_) => None,
+        };
+        planned.check(what, self.shape, slice, context)
     }
 
     /// The address, for reads that come after earlier writes.
@@ -226,10 +238,11 @@ impl<'a, T> DeviceMatrixMut<'a, T> {
         planned: PlannedMatrix,
         context: &Arc<CudaContext>,
     ) -> Result<()> {
-        planned.check_shape(what, self.shape)?;
-        let Memory::Slice(slice) = &self.memory else { return Ok(()) };
-        check_context(what, slice.stream().context(), context)?;
-        check_len(what, slice.len(), planned.lens(self.shape), ALL_ROWS)
+        let slice = match &self.memory {
+            Memory::Slice(slice) => Some(&**slice as &dyn DeviceSlice<T>),
+            Memory::Raw(_) => None,
+        };
+        planned.check(what, self.shape, slice, context)
     }
 
     /// An error if [`DeviceMatrixMut::write`] for work on that stream would be one.
