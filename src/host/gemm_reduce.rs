@@ -276,6 +276,7 @@ fn reduce<B: Element, D: Element>(
     let owner = chunks.rank_of(chunk);
     let adds_up = plan.added_up(rank).contains(&chunk);
     let first = plan.output_rows(rank).start;
+    let additions = plan.additions(rank, owner, sums.reduction().partials);
     let outputs = products::views(problems, products);
     run_rows(stream, chunks.rows(chunk), |row, total| {
         let local = row - first;
@@ -292,7 +293,7 @@ fn reduce<B: Element, D: Element>(
                     d.iter_mut().zip(arrived).for_each(|(d, total)| *d = D::narrow(*total));
                     continue;
                 }
-                sums.add_up(rank, epoch, [row, local], columns.clone(), total);
+                sums.add_up(rank, epoch, [row, local], columns.clone(), &additions, total);
                 let start = output.d.place(local, 0);
                 for (column, (d, sum)) in d.iter_mut().zip(&*total).enumerate() {
                     *d = D::narrow(output.epilogue.apply(*sum, start + column, column));

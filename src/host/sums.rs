@@ -3,14 +3,14 @@
 //!
 //! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, so results are those of slots of that
 //! type. A total has been rounded to D's type before. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank,
-//! in the order of the ranks.
+//! in the plan's order.
 
 use std::ops::Range;
 
 use super::memory::{RowBuffer, buffer_of, check_memory};
 use super::world::Memory;
 use crate::error::Result;
-use crate::plan::{BUFFERS, Operation, Plan, Reduction};
+use crate::plan::{BUFFERS, Partials, Plan, Reduction};
 
 /// The sums of every rank.
 #[derive(Debug)]
@@ -19,8 +19,6 @@ pub(crate) struct Sums {
     /// Columns of a row, of all products of the largest step.
     width: usize,
     reduction: Reduction,
-    /// Own sums are rounded like those that travel, so that all ranks get the same total.
-    rounds_own: bool,
 }
 
 #[derive(Debug)]
@@ -44,7 +42,6 @@ impl Sums {
     pub(crate) fn new(plan: &Plan, reduction: Reduction) -> Result<Self> {
         let problem = plan.problem();
         let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
-        let rounds_own = plan.options().operation == Operation::GemmAllReduce;
         let owned = plan.most_output_rows() as usize;
         check_memory("the sums of all ranks, twice,", bytes_of(plan))?;
         let rows_for = |owner, from| if from == owner { 0 } else { owned };
@@ -56,7 +53,7 @@ impl Sums {
             slots: std::array::from_fn(|_| slots(rank)),
         };
         let of_ranks = (0..ranks).map(of_rank).collect();
-        Ok(Sums { of_ranks, width: n, reduction, rounds_own })
+        Ok(Sums { of_ranks, width: n, reduction })
     }
 
     pub(crate) fn reduction(&self) -> Reduction {
@@ -68,7 +65,8 @@ impl Sums {
         &self.of_ranks[rank as usize].own[buffer_of(epoch)]
     }
 
-    /// Adds up some columns of a row that `owner` gets, into `total`: row `row` of all, and the owner's `local`-th.
+    /// Adds up some columns of a row that `owner` gets, into `total`: row `row` of all, and the owner's `local`-th, by the plan's
+    /// `additions`.
     ///
     /// # Safety
     /// The sums of this row of all ranks have arrived, and no thread writes them meanwhile.
@@ -78,23 +76,22 @@ impl Sums {
         epoch: u32,
         [row, local]: [u32; 2],
         columns: Range<usize>,
+        additions: &[(u32, Partials)],
         total: &mut Vec<f32>,
     ) {
         let (RankSums { own, slots }, buffer) = (&self.of_ranks[owner as usize], buffer_of(epoch));
-        for (rank, slot) in (0..).zip(&slots[buffer]) {
+        for (nth, &(rank, partials)) in additions.iter().enumerate() {
             // SAFETY: the caller's promise.
             let sums = unsafe {
                 match rank == owner {
                     true => own[buffer].rows(row..row + 1),
-                    false => slot.rows(local..local + 1),
+                    false => slots[buffer][rank as usize].rows(local..local + 1),
                 }
             };
-            let arrived = |sum: &f32| match rank == owner && self.rounds_own {
-                true => self.reduction.partials.round(*sum),
-                false => *sum,
-            };
+            // The others' have been rounded on their way.
+            let arrived = |sum: &f32| if rank == owner { partials.round(*sum) } else { *sum };
             let sums = sums[columns.clone()].iter().map(arrived);
-            match rank {
+            match nth {
                 0 => {
                     total.clear();
                     total.extend(sums);
@@ -189,7 +186,7 @@ impl Memory for Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{PlanOptions, Problem};
+    use crate::plan::{Operation, PlanOptions, Problem};
 
     #[test]
     fn the_words_of_many_pieces_of_many_ranks_count_as_memory() {

@@ -1,11 +1,12 @@
 //! How the sums that ranks have over their slices of K become one output.
 //!
-//! Invariant: an output does not depend on what arrives first: the sums are added in the order of the ranks, in `f32`, as they
-//! travelled; the owner's own are unrounded in a reduce-scatter on threads, and in a fused reduction on GPUs, where they are the
-//! first.
+//! Invariant: an output does not depend on what arrives first: the sums are added in `f32`, in the one order that
+//! [`Plan::additions`] says. Threads and the reference follow it; tests compare GPUs with the reference.
 
 use serde::{Deserialize, Serialize};
 
+use super::way::Engine;
+use super::whole::Plan;
 use crate::element::{Element, ElementType, bf16};
 
 /// The type in which sums travel to the rank that adds them up.
@@ -44,4 +45,35 @@ pub struct Reduction {
     pub partials: Partials,
     /// Whether the total is divided by the number of ranks.
     pub average: bool,
+}
+
+impl Plan {
+    /// The ranks whose sums of `owner`'s rows are added up for `rank`, in the order of the additions; each with the type to which its
+    /// sums are rounded before.
+    ///
+    /// That is the order of the ranks. Only where products add up, in a fused reduction on GPUs, the sums of the rank that adds are
+    /// the first, unrounded, since they are in registers. In a reduce-scatter on threads they are unrounded at their own place.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Partials::{Bf16, F32};
+    /// use overlap_gemm::plan::{Engine, Operation, Plan, PlanOptions, Problem};
+    ///
+    /// let problem = Problem::builder(3, 16, 16).ranks(3).build()?;
+    /// let threads = PlanOptions { operation: Operation::GemmReduceScatter, ..PlanOptions::new() };
+    /// let order = |options| Plan::new(&problem, options).map(|plan| plan.additions(1, 1, Bf16));
+    /// assert_eq!(order(threads)?, [(0, Bf16), (1, F32), (2, Bf16)]);
+    /// let gpus = threads.with_engine(Engine::CopyEngines { streams: 1 });
+    /// assert_eq!(order(gpus)?, [(1, F32), (0, Bf16), (2, Bf16)]);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    pub fn additions(&self, rank: u32, owner: u32, partials: Partials) -> Vec<(u32, Partials)> {
+        let operation = self.options().operation;
+        let adder = if self.has_two_shots() { owner } else { rank };
+        let first = self.products_add_up().then_some(adder);
+        let on_threads = self.options().engine == Engine::Thread;
+        let keeps_own = first.is_some() || on_threads && !operation.is_all_reduce();
+        let others = (0..self.problem().ranks()).filter(|from| Some(*from) != first);
+        let rounded = |from| if keeps_own && from == adder { Partials::F32 } else { partials };
+        first.into_iter().chain(others).map(|from| (from, rounded(from))).collect()
+    }
 }

@@ -110,8 +110,8 @@ pub enum Step {
         /// Chunks, in the order in which tiles need them.
         awaits: Vec<u32>,
     },
-    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D; a kernel reads
-    /// them in the memory of each rank. In an all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
+    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of
+    /// [`Plan::additions`](super::Plan::additions), and stores D; a kernel reads them in the memory of each rank. In an all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
     Reduce {
         /// The chunk.
         chunk: u32,

@@ -190,6 +190,12 @@ impl Plan {
         }
     }
 
+    /// Whether the product of a chunk of a rank's own rows adds up.
+    pub(crate) fn products_add_up(&self) -> bool {
+        let PlanOptions { operation, strategy, engine, .. } = self.options;
+        operation.products_add_up(strategy, engine)
+    }
+
     /// Whether a kernel reads all ranks' sums where they lie: nothing but totals is sent.
     pub(crate) fn reads_in_place(&self) -> bool {
         let PlanOptions { operation, engine, .. } = self.options;
@@ -212,7 +218,7 @@ impl Plan {
                 Engine::Kernel { .. } => self.gains_by_two_shots(),
                 _ if operation.is_alone() => false,
                 Engine::Thread => strategy != Strategy::Sequential,
-                _ => operation.products_add_up(strategy, engine),
+                _ => self.products_add_up(),
             }
     }
 

@@ -1,9 +1,10 @@
 //! The output of a reduction: bit for bit from the ranks' sums, and within a bound from their inputs.
 //!
-//! What belongs here: the one order of additions that a [`Reduction`] has, written apart from the executors, which check
-//! themselves against it. An owner is the rank whose rows are asked for; without one it is an all-reduce, of which every rank
-//! gets all rows. Invariant: sums are added in the order of the ranks; an owner's own stay unrounded, all others are rounded to
-//! the type of partials first.
+//! What belongs here: a total and what follows it, written apart from the executors, which check themselves against it. Invariant:
+//! sums are added in the order of [`Plan::additions`], each rounded as that says.
+//!
+//! To compare within a bound the order does not matter, only which sums are rounded: an owner is the rank whose rows are asked
+//! for, and whose own sums may be unrounded; without one it is an all-reduce, of which every rank gets all rows.
 
 use std::ops::Range;
 
@@ -12,53 +13,70 @@ use super::{Expected, Reference, Report};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{OWN_ROWS, check_epilogue, check_len, d_lens};
-use crate::plan::{Epilogue, Problem, Reduction};
+use crate::plan::{Epilogue, Partials, Plan, Problem, Reduction};
 
-/// What `owner` gets: the rows that it owns, packed. `None`: what every rank of an all-reduce gets.
+/// What `rank` gets of a step by that plan: its rows, packed.
 ///
 /// `sums` has every rank's sums of these rows over its slice of K, packed, as `f32`. An executor's own sums are those
-/// only where they do not depend on the order of K, as with integers below 2²⁴. `problem` is that of one product in one
-/// step; C has the same rows as D.
+/// only where they do not depend on the order of K, as with integers below 2²⁴. The plan is that of one product in one
+/// step; C has the same rows as D. (The order of what follows a total is that of [`Epilogue`]. A product that adds up adds the bias
+/// before C; with both its last bits may differ.)
 ///
 /// ```
-/// use overlap_gemm::plan::{Problem, Reduction};
+/// use overlap_gemm::plan::{Operation, Plan, PlanOptions, Problem, Reduction};
 /// use overlap_gemm::reference::{Epilogue, reduced};
 ///
-/// let problem = Problem::builder(2, 1, 8).ranks(2).build()?;
+/// let options = PlanOptions { operation: Operation::GemmReduceScatter, ..PlanOptions::new() };
+/// let plan = Plan::new(&Problem::builder(2, 1, 8).ranks(2).build()?, options)?;
 /// // Rank 0 owns row 0. Its own 257 stays; as bf16 that of rank 1 is 256.
 /// let sums: [&[f32]; 2] = [&[257.0], &[257.0]];
-/// let d: Vec<f32> = reduced(&problem, &sums, Some(0), Reduction::default(), Epilogue::default())?;
+/// let d: Vec<f32> = reduced(&plan, 0, &sums, Reduction::default(), Epilogue::default())?;
 /// assert_eq!(d, [513.0]);
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 pub fn reduced<D: Element>(
-    problem: &Problem,
+    plan: &Plan,
+    rank: u32,
     sums: &[&[f32]],
-    owner: Option<u32>,
     reduction: Reduction,
     epilogue: Epilogue<'_, D>,
 ) -> Result<Vec<D>> {
-    let (rows, n) = (rows_of(problem, owner)?.len() as u32, problem.n());
+    let problem = plan.problem();
+    let operation = plan.options().operation;
+    if !operation.reduces() {
+        return Err(Error::Unsupported {
+            what: format!("the totals of {operation}"),
+            why: "it adds up no sums of other ranks".into(),
+            remedy: "pass the plan of a reduction",
+        });
+    }
+    problem.shards().check_rank(rank)?;
+    let rows = plan.output_rows(rank);
+    let (m, n) = (rows.len() as u32, problem.n() as usize);
     if sums.len() != problem.ranks() as usize {
         let (what, remedy) = ("the number of ranks' sums", "pass one slice of sums a rank");
         return Err(Error::mismatch(what, sums.len(), problem.ranks(), remedy));
     }
-    let len = u64::from(rows) * u64::from(n);
+    let len = u64::from(m) * u64::from(problem.n());
     sums.iter().try_for_each(|sums| check_len("the sums", sums.len(), len..=len, OWN_ROWS))?;
-    check_epilogue(problem, rows, &epilogue, OWN_ROWS)?;
-    let places = (0..rows as usize).flat_map(|row| (0..n as usize).map(move |n| (row, n)));
-    let outputs = places.enumerate().map(|(at, (row, column))| {
-        let mut total = None;
-        for (rank, sums) in (0..).zip(sums) {
-            let is_own = Some(rank) == owner;
-            let sum = if is_own { sums[at] } else { reduction.partials.round(sums[at]) };
-            total = Some(total.map_or(sum, |total: f32| total + sum));
-        }
-        let mut total = total.unwrap_or_default();
-        if reduction.average {
-            total /= sums.len() as f32;
-        }
-        D::narrow(epilogue.apply(total, row * problem.ldd() as usize + column, column))
+    check_epilogue(problem, m, &epilogue, OWN_ROWS)?;
+    let ranks = if reduction.average { problem.ranks() as f32 } else { 1.0 };
+    // A product divides its factor, everything else the total.
+    let (alpha, divisor) = match plan.products_add_up() {
+        true => (epilogue.alpha / ranks, 1.0),
+        false => (epilogue.alpha, ranks),
+    };
+    let epilogue = Epilogue { alpha, ..epilogue };
+    let outputs = (0..).zip(rows).flat_map(|(local, row)| {
+        let order = plan.additions(rank, problem.shards().rank_of(row), reduction.partials);
+        (0..n).map(move |column| {
+            let summand = |&(from, partials): &(u32, Partials)| {
+                partials.round(sums[from as usize][local * n + column])
+            };
+            let total = order.iter().map(summand).reduce(|total, sum| total + sum);
+            let total = total.unwrap_or_default() / divisor;
+            D::narrow(epilogue.apply(total, local * problem.ldd() as usize + column, column))
+        })
     });
     Ok(outputs.collect())
 }
@@ -155,7 +173,6 @@ fn compare<A: Element, B: Element, D: Element>(
 mod tests {
     use super::*;
     use crate::element::ElementType::F32;
-    use crate::plan::Partials;
 
     #[test]
     fn the_bound_is_that_of_the_partials_and_for_others_sums_alone() {

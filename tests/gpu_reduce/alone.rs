@@ -142,18 +142,22 @@ impl<S: Number, D: Number> Work<S, D> {
             .map(|rank| brought::<S, D>(rank, self.number, rows))
             .map(|sums| sums.into_iter().map(Element::widen).collect())
             .collect();
-        let slices: Vec<&[f32]> = of_ranks.iter().map(Vec::as_slice).collect();
-        let reduction = Reduction { partials: partials::<S>(), average: task.average };
-        let all: Vec<D> =
-            reduced(&problem::<D>(rows), &slices, None, reduction, Epilogue::default()).unwrap();
         let own = own::<ALL>(rows, rank);
+        let slices: Vec<&[f32]> = of_ranks.iter().map(|sums| &sums[own.clone()]).collect();
+        let reduction = Reduction { partials: partials::<S>(), average: task.average };
+        let operation = if ALL { Operation::AllReduce } else { Operation::ReduceScatter };
+        let engine = task.options.engine.expect("a task names its engine");
+        let options = PlanOptions { operation, engine, ..PlanOptions::new() };
+        let plan = Plan::new(&problem::<D>(rows), options).unwrap();
+        let expected: Vec<D> =
+            reduced(&plan, rank.rank(), &slices, reduction, Epilogue::default()).unwrap();
         let got = if task.in_place { bits(&sums[own.clone()]) } else { bits(&d[..own.len()]) };
         let what = format!("rank {}, step {}, {rows:?}, {task:?}", rank.rank(), self.number);
-        assert!(got == bits(&all[own.clone()]), "{what}: other bits");
+        assert!(got == bits(&expected), "{what}: other bits");
 
         let size = rows.len() as f64;
         for (at, got) in own.clone().zip(&got) {
-            let each = slices.iter().map(|sums| f64::from(sums[at]));
+            let each = of_ranks.iter().map(|sums| f64::from(sums[at]));
             let (sum, most) = (each.clone().sum::<f64>(), each.map(f64::abs).sum::<f64>());
             let exact = if task.average { sum / size } else { sum };
             let bound = (size + 1.0) * 2f64.powi(-24) * most

@@ -50,15 +50,19 @@ fn brought<A: Element, B: Element, D: Element>(
     rank: u32,
     number: u64,
 ) -> Vec<Inputs<A, B, D>> {
-    let mut random = Random::of_stream(world.seed, u64::from(rank) << 32 | number);
+    // Rank 2 brings what rank 1 brings, negated.
+    let source = if world.exact && rank == 2 { 1 } else { rank };
+    let mut random = Random::of_stream(world.seed, u64::from(source) << 32 | number);
     let (most, problems) = (world.most_output_rows(), world.problems());
     let products = world.cases.iter().zip(&problems);
     let mut all: Vec<Inputs<A, B, D>> =
         products.map(|(case, problem)| Inputs::random(case, problem, most, &mut random)).collect();
     if world.exact {
-        // So far apart that `f32` rounds totals, of bf16 partials, too: another order gives other bits.
-        let power = 2f32.powi([0, 20, 20, 0, 10][rank as usize % 5]);
-        // At most 127: K of 64 of them stay below 2²⁴.
+        // Beside two ranks' sums `f32` rounds the others'; in the end the two cancel each other. So another order gives other bits,
+        // of totals in bf16, too.
+        let large = 2f32.powi(20);
+        let power = [1.0, large, -large, 1.0, 1.0][rank as usize % 5];
+        // At most 127: K of 1000 of them stay below 2²⁴.
         let whole = |x: f32| (x * 40.0).trunc().clamp(-127.0, 127.0);
         for inputs in &mut all {
             inputs.a.iter_mut().for_each(|a| *a = A::narrow(whole(a.widen()) * power));
@@ -75,6 +79,11 @@ fn brought<A: Element, B: Element, D: Element>(
             let (n, ldd) = (problem.n(), problem.ldd());
             inputs.c = inputs.c.is_some().then(|| random_rows(&mut same, most, n, ldd));
             inputs.bias = inputs.bias.is_some().then(|| random_rows(&mut same, 1, n, n));
+        }
+        if world.exact {
+            // Not lost beside the sums.
+            let bias = inputs.bias.iter_mut().flatten();
+            bias.for_each(|bias| *bias = D::Addend::narrow(bias.widen() * 4096.0));
         }
     }
     all
@@ -113,7 +122,7 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
         whole
     }
 
-    /// What comes after the sum, with C as long as the whole D.
+    /// What comes after the sum.
     fn epilogue<'a>(&'a self, product: usize, c: Option<&'a [D::Addend]>) -> Epilogue<'a, D> {
         let case = &self.world.cases[product];
         let bias = self.products[product].inputs.bias.as_deref();
@@ -214,26 +223,27 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
 
     fn exact_bits(&self, rank: &Rank) -> Vec<u32> {
         let (inputs, mut bits, rows) = (self.of_ranks(), Vec::new(), &self.world.rows);
+        let own = self.world.output_rows(rows, rank.rank());
         for (product, step) in self.world.problems().iter().enumerate() {
-            let [n, k, lda, ldb] =
-                [step.n(), step.k(), step.lda(), step.ldb()].map(|extent| extent as usize);
+            let [n, k, lda, ldb, ldd] = [step.n(), step.k(), step.lda(), step.ldb(), step.ldd()]
+                .map(|extent| extent as usize);
             let sums = inputs.iter().map(|inputs| -> Vec<f32> {
                 let Inputs { a, b, .. } = &inputs[product];
                 let sum = |row: usize, column: usize| -> f32 {
                     let (a, b) = (&a[row * lda..][..k], &b[column * ldb..]);
                     a.iter().zip(b).map(|(a, b)| a.widen() * b.widen()).sum()
                 };
-                let places = (0..step.m() as usize).flat_map(|m| (0..n).map(move |n| (m, n)));
+                let places = own.clone().flat_map(|m| (0..n).map(move |n| (m as usize, n)));
                 places.map(|(row, column)| sum(row, column)).collect()
             });
             let sums: Vec<Vec<f32>> = sums.collect();
             let sums: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
-            let c = self.whole_c(product, rows, rank.rank());
-            let epilogue = self.epilogue(product, c.as_deref());
-            let d = reduced(step, &sums, None, self.world.reduction, epilogue).unwrap();
-            let own = self.world.output_rows(rows, rank.rank());
-            let own = own.start as usize * n..own.end as usize * n;
-            bits.extend(d[own].iter().map(|d: &D| d.widen().to_bits()));
+            // There is room for the most rows that a rank gets.
+            let c = self.products[product].inputs.c.as_deref();
+            let c = c.map(|c| &c[..c.len().min(own.len() * ldd)]);
+            let (plan, epilogue) = (self.world.plan_of(product, rows), self.epilogue(product, c));
+            let d = reduced(&plan, rank.rank(), &sums, self.world.reduction, epilogue).unwrap();
+            bits.extend(d.iter().map(|d: &D| d.widen().to_bits()));
         }
         bits
     }

@@ -36,7 +36,7 @@ pub struct World {
     pub options: CollectiveOptions,
     pub reduction: Reduction,
     pub seed: u64,
-    /// Inputs are integers times a power of two of the rank's own: sums are exact, and totals depend on the order.
+    /// Inputs are integers times a power of two of the rank's own: sums are exact, and totals depend on the order of additions.
     pub exact: bool,
 }
 
@@ -149,10 +149,17 @@ impl World {
 
     /// Whether a step in which ranks own `rows` has two shots by a kernel.
     pub fn has_two_shots(&self, rows: &[u32]) -> bool {
-        let options = PlanOptions { operation: Operation::GemmAllReduce, ..PlanOptions::new() };
-        let options = options.with_strategy(self.strategy).with_engine(Engine::PUSHING);
-        let problem = self.cases[0].sharded(&self.rows).with_shards(rows).unwrap();
-        Plan::new(&problem, options).unwrap().has_two_shots()
+        self.plan_of(0, rows).has_two_shots()
+    }
+
+    /// What the reference has to know of a step: who adds up which sums, in which order.
+    pub fn plan_of(&self, product: usize, rows: &[u32]) -> Plan {
+        let operation =
+            if self.all { Operation::GemmAllReduce } else { Operation::GemmReduceScatter };
+        let engine = self.options.engine.expect("a world names its engine");
+        let options = PlanOptions { operation, engine, ..PlanOptions::new() };
+        let problem = self.cases[product].sharded(&self.rows).with_shards(rows).unwrap();
+        Plan::new(&problem, options.with_strategy(self.strategy)).unwrap()
     }
 
     /// The same by products that add the others' sums, of half a rank's rows each.

@@ -12,10 +12,13 @@ use overlap_gemm::plan::{
     Tiling,
 };
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Reference, compare_reduced, reduced};
+use overlap_gemm::reference::{Reference, compare_reduced};
 use proptest::prelude::*;
 
 use crate::threads::on_threads;
+
+#[path = "additions.rs"]
+mod additions;
 
 /// What all ranks do: several steps, each with inputs and rows of its own.
 #[derive(Clone, Debug)]
@@ -351,109 +354,6 @@ fn a_bias_that_every_rank_adds_is_noticed() {
         let mutant = World { bias_times: 4.0, columns: vec![8; 3], ..world(strategy) };
         let complaint = mutant.complaint::<bf16, f32>(&mutant.run::<bf16, f32>());
         assert!(complaint.is_some(), "{strategy}");
-    }
-}
-
-impl World {
-    /// All ranks' sums of the rows of `owner`, which are exact.
-    fn exact_sums<D: Element>(
-        &self,
-        [step, at]: [usize; 2],
-        owner: u32,
-        product: &Problem,
-    ) -> Vec<Vec<f32>> {
-        let rows = self.gets(step, owner as usize);
-        let [k, lda, ldb] =
-            [product.k(), product.lda(), product.ldb()].map(|extent| extent as usize);
-        let of_rank = |rank| {
-            let inputs = self.inputs::<bf16, D>(rank, step);
-            let all_of_b = &inputs.of_products[at].b;
-            let b = |column: usize, depth: usize| match product.b_layout() {
-                BLayout::Nk => all_of_b[column * ldb + depth].widen(),
-                BLayout::Kn => all_of_b[depth * ldb + column].widen(),
-            };
-            let sum = |row: usize, column: usize| -> f32 {
-                let a = &inputs.a[row * lda..];
-                // From +0, as products do: `Iterator::sum` begins at -0, which one product of -0 would leave.
-                (0..k).fold(0.0, |sum, depth| sum + a[depth].widen() * b(column, depth))
-            };
-            let n = product.n() as usize;
-            rows.clone()
-                .flat_map(|row| (0..n).map(move |n| (row, n)))
-                .map(|(r, n)| sum(r, n))
-                .collect()
-        };
-        (0..self.problem.ranks()).map(of_rank).collect()
-    }
-
-    /// The bits of every output as the order of additions gives them; `change` may break the order.
-    fn exact<D: Element>(&self, change: impl Fn(&mut Vec<&[f32]>, &mut Option<u32>)) -> Vec<u32> {
-        let mut all = Vec::new();
-        for owner in 0..self.problem.ranks() {
-            for step in 0..self.steps.len() {
-                let products = self.inputs::<bf16, D>(owner, step).of_products;
-                for (at, OfProduct { problem, ending, .. }) in products.iter().enumerate() {
-                    let sums = self.exact_sums::<D>([step, at], owner, problem);
-                    let mut own = self.owner(owner);
-                    let mut sums = sums.iter().map(Vec::as_slice).collect();
-                    change(&mut sums, &mut own);
-                    let d = reduced(problem, &sums, own, self.reduction, ending.epilogue());
-                    all.extend(d.unwrap().iter().map(|d: &D| d.widen().to_bits()));
-                }
-            }
-        }
-        all
-    }
-
-    /// An error unless twenty runs, with other delays each, have these bits.
-    fn has_always<D: Element>(&self, bits: &[u32]) -> Result<(), TestCaseError> {
-        for seed in 0..20 {
-            let jitter = Duration::from_micros(400);
-            let link = Some(Link { bytes_per_second: 1e12, jitter, seed });
-            let world = World { group: GroupOptions { link, ..self.group }, ..self.clone() };
-            let got = world.run::<bf16, D>().concat().concat().concat();
-            let got: Vec<u32> = got.iter().map(|d| d.widen().to_bits()).collect();
-            prop_assert!(got == bits, "run {seed} of {self:?}");
-        }
-        Ok(())
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig {
-        max_shrink_iters: 0,
-        cases: ProptestConfig::default().cases.div_ceil(16),
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn every_bit_is_that_of_the_order_of_the_ranks(seed in any::<u64>()) {
-        let elements = [ElementType::Bf16, ElementType::F32];
-        let world = World { exact: true, ..World::random(seed, elements) };
-        world.has_always::<f32>(&world.exact::<f32>(|_, _| {}))?;
-    }
-}
-
-#[test]
-fn another_order_of_additions_has_other_bits() {
-    // Backwards, the owner's sums still its own. With partials in f32 more totals tell the order.
-    type Change = fn(&mut Vec<&[f32]>, &mut Option<u32>);
-    let backwards: Change = |sums, owner| {
-        sums.reverse();
-        *owner = owner.map(|owner| 3 - owner);
-    };
-    let another_is_unrounded: Change = |_, owner| *owner = owner.map(|owner| (owner + 1) % 4);
-    let mutants = [(Partials::F32, backwards), (Partials::Bf16, another_is_unrounded)];
-    for (strategy, (partials, mutant)) in
-        Strategy::ALL.into_iter().flat_map(|strategy| mutants.map(|mutant| (strategy, mutant)))
-    {
-        let reduction = Reduction { partials, average: false };
-        let world = World { exact: true, reduction, ..world(strategy) };
-        let right = world.exact::<f32>(|_, _| {});
-        world.has_always::<f32>(&right).unwrap();
-        let other = world.exact::<f32>(mutant);
-        let differ = right.iter().zip(&other).filter(|(right, other)| right != other).count();
-        assert!(differ > 100, "{strategy}, {partials:?}: {differ} of {}", right.len());
     }
 }
 

@@ -111,7 +111,7 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     steps.extend((0..streams).map(|push| (Lane::Push(push), begun())));
     steps.push((compute, begun()));
     steps.extend(in_lane(compute, sums_of_all(plan, rank)));
-    let adds_up = products_add_up(plan);
+    let adds_up = plan.products_add_up();
     let rounds = owners(plan, rank).filter(|owner| !(adds_up && *owner == rank));
     let computed = rounds.flat_map(|owner| sums_of(plan, rank, owner));
     steps.extend(with_sends(plan, rank, computed, streams));
@@ -161,12 +161,6 @@ fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32
     // At its receiver a sender's words are counted like this.
     let first = plan.signalled(plan.chunks().rank_of(chunk)).start;
     (chunk - first + (to + ranks - rank % ranks) % ranks) % streams
-}
-
-/// Whether the product of a chunk of a rank's own rows adds up.
-fn products_add_up(plan: &Plan) -> bool {
-    let PlanOptions { operation, strategy, engine, .. } = plan.options();
-    operation.products_add_up(strategy, engine)
 }
 
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -306,7 +300,7 @@ fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<St
         let partial = |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
         steps.extend(others.clone().map(partial));
         let product = || multiply(plan.chunks().rows(chunk), rank);
-        steps.extend(products_add_up(plan).then(product));
+        steps.extend(plan.products_add_up().then(product));
         steps.push(Step::Reduce { chunk });
         let complete = || Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 };
         steps.extend(posts_totals.then(complete));
