@@ -4,7 +4,7 @@
 // exchange.cu (sums). The words are described at og_gather.
 //
 // Invariant: a rank writes into another's buffer, or over its own data that others read, only after all ranks have consumed that
-// data, or after it has posted `torn`. If a failed wait could make this rank send a wrong total, the rank posts `torn` first. Every
+// data, or after it has set `gave_up`. If a failed wait could make it send a wrong total, the rank sets `gave_up` first. Every
 // wait ends by its word, the limit, the abort word or a rank's departure. The product waits for the step's beginning, so the
 // beginning signals the product first, issues its loads together, and does not wait for single stores.
 #pragma once
@@ -26,11 +26,10 @@ __device__ inline uint64_t* layout_word(og_gather const& gather, uint32_t* words
 
 // Called by a warp that gives up. What this rank sends from now on may overwrite what others still read, or may be a total that
 // lacks some sums; its next products may overwrite sums that others still read. The others have to know before the first such
-// store.
+// store. Their hosts look at the word when their streams have ended; what these took from this rank came behind its fence, so the
+// word is there. Every lane stores the word: so it precedes the fence of each lane.
 __device__ inline void tell_that_rows_may_be_torn(og_gather const& gather) {
-    for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
-        store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
-    }
+    store_relaxed_system(&gather.failure->gave_up, 1);
     __threadfence_system();
 }
 

@@ -16,7 +16,7 @@
 // step.
 //
 // Invariant: a block reads and stores only what has been signalled. If the step was given up, the block stores NaN, and all ranks
-// learn by `torn` that this rank may overwrite what they read, or that totals are missing. A block signals before it waits, for
+// learn by `gave_up` that this rank may overwrite what they read, or that totals are missing. A block signals before it waits, for
 // sums and for totals; blocks need not run at the same time. A total overwrites only sums that its sender has read and that nobody
 // else reads.
 #include <algorithm>

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 22
+#define OG_ABI_VERSION 23
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -240,7 +240,8 @@ typedef enum og_failure_kind {
     OG_FAILURE_SLICE = 6,
 } og_failure_kind;
 
-/* Written once by the first thread block that gives up: `kind` last, with release at system scope. */
+/* In HOST memory that the device maps. Written once by the first thread block that gives up: `kind` last, with release at system
+ * scope. `gave_up` is apart: any kernel of a rank that gives up sets it, perhaps before there is a record. */
 typedef struct og_failure {
     /* The chunk that was waited for, the value of the word of its signal that is missing, and the epoch that was
      * expected; where a rank is at fault, that rank, what it has announced, and the epoch that it should have. */
@@ -250,7 +251,11 @@ typedef struct og_failure {
     /* The tile of D that needed it; UINT32_MAX where it was none. */
     uint32_t tile_m;
     uint32_t tile_n;
-    uint32_t reserved[2];
+    /* Not 0: this rank gave up. It may have written where others still read, or sent a total of which sums are missing; or it did
+     * not wait for their signals to the end. Every rank's host reads it, so it precedes, by a fence of the whole system, whatever
+     * this rank sends or signals from then on. */
+    uint32_t gave_up;
+    uint32_t reserved;
     /* An og_failure_kind. */
     uint32_t kind;
 } og_failure;
@@ -336,8 +341,6 @@ typedef struct og_gemm_input {
  *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
  *                it, and this rank resets it before it says that it has consumed those rows
  *   consumed     one for each rank: it reads this epoch's buffer, and older ones, no more
- *   torn         one for each rank: not 0 if it gave up: it may have written where this rank still reads, or sent a total of
- *                which sums are missing
  *   layouts      four for each rank, 64 bits each, of epoch e in number e mod 4: e << 32 | layout */
 typedef struct og_gather {
     /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */
@@ -361,8 +364,8 @@ typedef struct og_gather {
     int32_t signals_at;
     int32_t toggles_at;
     int32_t consumed_at;
-    int32_t torn_at;
     int32_t layouts_at;
+    int32_t reserved;
     /* As in og_gemm_input. */
     const uint32_t *abort;
     og_failure *failure;
@@ -428,9 +431,9 @@ typedef struct og_gather_step {
 } og_gather_step;
 
 /* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,
- * laid out alike on each, zero at the start. The first word is `over`; a rank that stops waiting, or has given up a step, writes
- * its number plus 1 to word OG_PAD_GAVE_UP of all ranks before its stream goes on. After OG_PAD_HEADER words, for each
- * channel one word for each rank, three times over:
+ * laid out alike on each, zero at the start. The first word is `over`; a rank that stops waiting, or has given up a step, sets
+ * `gave_up` of its og_failure before its stream goes on. After OG_PAD_HEADER words, for each channel one word for each rank,
+ * three times over:
  *
  *   received  how often that rank has signalled here; written by it
  *   sent      how often this rank has signalled there
@@ -453,7 +456,6 @@ typedef struct og_pad {
 } og_pad;
 
 #define OG_PAD_HEADER 32
-#define OG_PAD_GAVE_UP 1
 
 /* How all ranks' sums of some rows become outputs:
  *

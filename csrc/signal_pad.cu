@@ -11,11 +11,11 @@
 namespace overlap_gemm {
 namespace {
 
-// What this stream does next may disturb those that it has not waited for: they have to know before.
+// What this stream does next may disturb those that it has not waited for: they have to know before. Their hosts look at the word
+// when their streams have ended; a signal of this rank comes behind its fence. Every lane stores the word: so it precedes the fence
+// of each lane, which puts signals of its own.
 __device__ void tell_that_it_gave_up(og_pad const& pad) {
-    for (int32_t peer = lane_id(); peer < pad.ranks; peer += kWarp) {
-        store_relaxed_system(pad.words[peer] + OG_PAD_GAVE_UP, uint32_t(pad.rank) + 1);
-    }
+    store_relaxed_system(&pad.failure->gave_up, 1);
     __threadfence_system();
 }
 

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::gpu::captured;
 use crate::gpu::inputs::{random_bytes, read_bytes};
-use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::ranks::{Rank, on_ranks, options};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr as _, result};
-use overlap_gemm::cuda::{SignalPad, SymmetricMemory};
+use overlap_gemm::cuda::{AllGather, SignalPad, SymmetricMemory};
+use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -166,6 +167,31 @@ fn who_does_not_come_is_named() {
     }
     let named = |(error, _): &(Error, _)| matches!(error, Error::PeerTimeout { .. });
     assert!(told.iter().any(named) && !named(&told[2]), "{told:?}");
+}
+
+/// The stream waits for a signal that is put only after the checks have returned: if a check waited for the stream, the wait would come
+/// to its limit. It is the legacy stream, for which a copy from the device would wait.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_check_does_not_wait_for_the_stream() {
+    on_ranks(1, |rank| {
+        let (group, device) = (&rank.group, &rank.gpu.device);
+        let (stream, options) =
+            (device.context().default_stream(), options(Engine::Kernel { blocks: 8 }));
+        let rows = [(PART / 48) as u32];
+        let mut gather = AllGather::plan(group, device, &rows, 48, &options).unwrap();
+        let pad = pad(&rank, 1, LIMIT);
+        let own = rank.gpu.upload(&bytes(0, 0));
+        pad.wait(&stream, 0, 0).unwrap();
+        // SAFETY: as long as the rows say, and kept until the stream is through.
+        unsafe { gather.start(&stream, None, Some(own.device_ptr(&rank.gpu.stream).0)) }.unwrap();
+        gather.finish(&stream).unwrap();
+        gather.check().unwrap();
+        pad.check().unwrap();
+        pad.put(&rank.gpu.stream, 0, 0).unwrap();
+        gather.synchronize(&stream).unwrap();
+        pad.check().unwrap();
+    });
 }
 
 /// Somebody ends the group: who waits is told at once.

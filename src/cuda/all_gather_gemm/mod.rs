@@ -387,9 +387,10 @@ impl AllGatherGemm {
     }
 
     /// Returns an error if a step of this operation failed on any rank, or a step of another operation of the group on this rank.
-    /// Call it when the stream's work has ended, for each operation. After an error every output since the last `Ok` is undefined,
-    /// and the operation and its group are over on all ranks: a new step returns [`Error::Over`](crate::Error::Over). Form a new
-    /// group and plan again.
+    /// It never blocks: it tells of every step that has ended on a stream that you have synchronised with, and perhaps of later ones.
+    /// So synchronise before you rely on `Ok`, and call it for each operation. After an error every output since the last such `Ok` is
+    /// undefined, and the operation and its group are over on all ranks: a new step returns [`Error::Over`](crate::Error::Over).
+    /// Form a new group and plan again.
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }

@@ -163,18 +163,8 @@ impl Layout {
         self.toggles_of(BUFFERS).next_multiple_of(LINE)
     }
 
-    /// The words by which ranks say that rows may be torn, one for each.
-    pub(crate) fn torn_at(&self) -> u32 {
-        (self.consumed_at() + self.ranks).next_multiple_of(LINE)
-    }
-
     fn layouts_at(&self) -> u32 {
-        (self.torn_at() + self.ranks).next_multiple_of(LINE)
-    }
-
-    /// Where the layouts of `epoch` are, 64 bits for each rank.
-    pub(crate) fn layouts_of(&self, epoch: u32) -> u32 {
-        self.layouts_at() + 2 * (epoch % 4) * self.ranks
+        (self.consumed_at() + self.ranks).next_multiple_of(LINE)
     }
 
     /// Where it says where each rank's words start, as this rank reaches them: 64 bits for each.
@@ -231,7 +221,6 @@ impl Layout {
             signals_at: int(SIGNALS_AT),
             toggles_at: int(self.toggles_at()),
             consumed_at: int(self.consumed_at()),
-            torn_at: int(self.torn_at()),
             layouts_at: int(self.layouts_at()),
             ..og_gather::default()
         }

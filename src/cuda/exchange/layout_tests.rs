@@ -50,7 +50,6 @@ fn nothing_overlaps() {
             (words.signals_at, signals),
             (words.toggles_at, 24),
             (words.consumed_at, ranks),
-            (words.torn_at, ranks),
             (words.layouts_at, 8 * ranks),
             (layout.starts_at() as i32, 2 * ranks),
             (layout.counter_at() as i32, 1),
@@ -189,10 +188,7 @@ fn the_first_words_say_that_the_epoch_before_was_the_last() {
     );
     assert_eq!([value(at.last_use_at), value(at.last_use_at + 1)], [7; 2]);
     assert_eq!([value(at.layouts_at + 1), value(at.layouts_at + 23)], [7; 2]);
-    assert_eq!(
-        [at.over_at, at.torn_at, at.stop_at, at.begun_at + 1, at.layouts_at].map(value),
-        [0; 5]
-    );
+    assert_eq!([at.over_at, at.stop_at, at.begun_at + 1, at.layouts_at].map(value), [0; 4]);
 }
 
 #[test]

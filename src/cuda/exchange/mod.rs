@@ -6,7 +6,7 @@
 //! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`:
 //!   signals between their GPUs, at points that the caller chooses;
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
-//!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
+//!   `waiters`: the errors that failed waits become; `given_up`: which ranks have given up; `chunk_table`: the chunks, as the device takes them;
 //! - `words`: where the words at the beginning of a rank's memory are; `layout`: where everything of a gather lies; `step_shape`:
 //!   what stays the same between steps with the same rows; `step_order`: the order of steps; `concurrent`: which may run at the
 //!   same time; `shared_workspace`: memory that several operations use.
@@ -14,6 +14,7 @@
 pub(crate) mod chunk_table;
 pub(crate) mod chunk_wait;
 pub(crate) mod concurrent;
+pub(crate) mod given_up;
 pub(crate) mod layout;
 pub(crate) mod reach;
 pub(crate) mod shared_workspace;

@@ -11,9 +11,10 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
+use super::given_up::GivenUp;
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::bindings::{OG_PAD_GAVE_UP, OG_PAD_HEADER, og_failure_kind, og_pad};
+use crate::cuda::sys::bindings::{OG_PAD_HEADER, og_failure_kind, og_pad};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::uses::Uses;
@@ -59,6 +60,7 @@ pub struct SignalPad {
     /// Where the addresses of all ranks' words are.
     table_at: CUdeviceptr,
     host: Arc<HostWords>,
+    given_up: GivenUp,
     channels: u32,
     limit: Duration,
     /// Where steps are given up that come before what the pad orders; 0: nowhere.
@@ -111,8 +113,10 @@ impl SignalPad {
             .in_call("cuMemcpyHtoD")?;
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
-        let host = Arc::new(HostWords::new(device)?);
+        let (host, file) = HostWords::with_file(device)?;
+        let host = Arc::new(host);
         group.tell(&host, HostWords::hear);
+        let given_up = GivenUp::exchange(group, &file, limit)?;
         let (group, device) = (Arc::clone(group), device.clone());
         Ok(SignalPad {
             group,
@@ -120,6 +124,7 @@ impl SignalPad {
             memory: Arc::new(memory),
             table_at,
             host,
+            given_up,
             channels,
             limit,
             stop: 0,
@@ -151,9 +156,9 @@ impl SignalPad {
         self.meet(stream, None, channel, true, true)
     }
 
-    /// Returns an error if a wait ended without its signal, on this rank or on another: that rank's stream went on. Call it when the
-    /// stream's work has ended; it copies a word from the device. After an error, later waits return at once, and all ranks get
-    /// it: form a new group.
+    /// Returns an error if a wait ended without its signal, on this rank or on another: that rank's stream went on. It never
+    /// blocks: it looks at every wait that has ended on a stream that you have synchronised with, and perhaps at later ones. After an
+    /// error, later waits return at once, and all ranks get it: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = lock(&self.failed);
         if let Some(error) = &*failed {
@@ -162,12 +167,11 @@ impl SignalPad {
         let (rank, limit) = (self.group.rank(), self.limit);
         let Some(found) = self.host.take_failure() else {
             self.group.check()?;
-            return match self.who_gave_up()? {
-                0 => Ok(()),
-                peer => {
+            return match self.given_up.first() {
+                None => Ok(()),
+                Some((peer, _)) => {
                     let reason = format!(
-                        "rank {} gave up a step or a wait, and went on: its operations' checks say why",
-                        peer - 1
+                        "rank {peer} gave up a step or a wait, and went on: its operations' checks say why"
                     );
                     Err(Error::Aborted { rank, reason })
                 }
@@ -195,16 +199,6 @@ impl SignalPad {
         self.group.abort(&error.to_string());
         *failed = Some(error.clone());
         Err(error)
-    }
-
-    /// The number, plus 1, of a rank that did not wait to the end; 0: none.
-    fn who_gave_up(&self) -> Result<u32> {
-        self.device.bind()?;
-        let at = self.memory.own_address() + u64::from(OG_PAD_GAVE_UP) * size_of::<u32>() as u64;
-        let mut word = [0u32];
-        // SAFETY: a word of this rank's own; the copy is over when the call returns.
-        unsafe { result::memcpy_dtoh_sync(&mut word, at) }.in_call("cuMemcpyDtoH")?;
-        Ok(word[0])
     }
 
     fn meet(

@@ -170,6 +170,7 @@ impl Signals {
     pub(crate) fn shared(
         device: &Device,
         memory: &Arc<SymmetricMemory>,
+        host: HostWords,
         [at, stop]: [CUdeviceptr; 2],
         slots: u32,
         start: u32,
@@ -177,7 +178,7 @@ impl Signals {
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
         unsafe { ffi::signals_prepare() }?;
-        let host = Arc::new(HostWords::new(device)?);
+        let host = Arc::new(host);
         Ok(Signals {
             device: device.clone(),
             start: at,
@@ -276,8 +277,8 @@ impl Signals {
         Aborter { host: Arc::clone(&self.host) }
     }
 
-    /// Returns an error if a product gave up, after a timeout for example, since the last call. Call it when
-    /// the stream's work has ended. After an error the product's D is undefined.
+    /// Returns an error if a product gave up, after a timeout for example, since the last call. It never blocks: synchronise with the
+    /// stream before you rely on `Ok`. After an error the product's D is undefined.
     pub fn check(&self) -> Result<()> {
         self.failures.take()
     }

@@ -146,9 +146,16 @@ mod tests {
         let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
         let limit = Duration::from_millis(250);
         let waiter = Waiter { rank: 1, limit, chunks, of_sums: false };
-        let (kind, reserved) = (og_failure_kind::OG_FAILURE_TIMEOUT.0, [0; 2]);
-        let failure =
-            og_failure { chunk: 5, signal: 6, epoch: 7, tile_m: 3, tile_n: 2, reserved, kind };
+        let kind = og_failure_kind::OG_FAILURE_TIMEOUT.0;
+        let failure = og_failure {
+            chunk: 5,
+            signal: 6,
+            epoch: 7,
+            tile_m: 3,
+            tile_n: 2,
+            kind,
+            ..og_failure::default()
+        };
         let text = in_words(failure, &waiter).to_string();
         let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
                         (epoch 7 expected, 6 seen)";

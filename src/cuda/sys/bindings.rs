@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 22;
+pub const OG_ABI_VERSION: u32 = 23;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_GATE_COLUMNS: u32 = 8;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
@@ -17,7 +17,6 @@ pub const OG_ABORT_ASKED: u32 = 1;
 pub const OG_ABORT_LEFT: u32 = 2;
 pub const OG_TOGGLE_SET: u32 = 1;
 pub const OG_PAD_HEADER: u32 = 32;
-pub const OG_PAD_GAVE_UP: u32 = 1;
 impl og_status {
     pub const OG_STATUS_OK: og_status = og_status(0);
     pub const OG_STATUS_NULL_POINTER: og_status = og_status(1);
@@ -185,7 +184,8 @@ pub struct og_failure {
     pub epoch: u32,
     pub tile_m: u32,
     pub tile_n: u32,
-    pub reserved: [u32; 2usize],
+    pub gave_up: u32,
+    pub reserved: u32,
     pub kind: u32,
 }
 #[repr(C)]
@@ -247,8 +247,8 @@ pub struct og_gather {
     pub signals_at: i32,
     pub toggles_at: i32,
     pub consumed_at: i32,
-    pub torn_at: i32,
     pub layouts_at: i32,
+    pub reserved: i32,
     pub abort: *const u32,
     pub failure: *mut og_failure,
     pub timeout_ns: u64,

@@ -12,7 +12,7 @@ use super::Gatherer;
 use crate::cuda::exchange::shared_workspace::SharedWorkspace;
 use crate::cuda::exchange::waiters::other_layout;
 use crate::cuda::exchange::words::EPOCH_AT;
-use crate::cuda::sys::Driver;
+use crate::cuda::sys::bindings::og_failure_kind;
 use crate::cuda::sys::stream_ops::{is_capturing, synchronize};
 use crate::error::{Error, Result};
 use crate::plan::Engine;
@@ -39,7 +39,8 @@ impl Gatherer {
         self.fail(&Error::Aborted { rank: self.group.rank(), reason: reason.to_owned() });
     }
 
-    /// An error if anything went wrong so far. Ask when the streams are through. After an error the operation is over, on all
+    /// An error if anything went wrong so far: in every step that has ended on a stream that the host has waited for, and perhaps
+    /// in later ones. Reads words of the host's memory, so it waits for no stream. After an error the operation is over, on all
     /// ranks: this returns the same error again, a new step [`Error::Over`].
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
@@ -97,36 +98,18 @@ impl Gatherer {
         if self.course.latest.is_none() {
             return Ok(());
         }
-        let mut words = vec![0u32; self.part.layout.word_count() as usize];
-        self.device.bind()?;
-        // SAFETY: that many words are at the start of this rank's part.
-        unsafe { result::memcpy_dtoh_sync(&mut words, self.part.start()) }
-            .in_call("cuMemcpyDtoH")?;
-        let mut ranks = 0..self.group.ranks();
-        let epoch = words[EPOCH_AT as usize];
-        let layouts = self.part.layout.layouts_of(epoch);
-        let of = |peer: u32| {
-            let at = (layouts + 2 * peer) as usize;
-            (words[at + 1], words[at])
-        };
-        // While a step is under way, the epoch may be there before this rank's own word is.
-        let (own_epoch, own_tag) = of(rank);
-        let other = |peer: &u32| {
-            let (announced, tag) = of(*peer);
-            (announced, own_epoch) == (epoch, epoch) && tag != own_tag
-        };
-        if let Some(peer) = ranks.clone().find(other) {
-            return Err(other_layout(rank, peer, epoch));
-        }
-        let torn = |peer: &u32| words[(self.part.layout.torn_at() + peer) as usize] != 0;
-        match ranks.find(torn) {
-            Some(peer) => Err(Error::Aborted {
+        match self.given_up.first() {
+            None => Ok(()),
+            // This rank has compared no rows, for its own stayed.
+            Some((peer, Some(why))) if why.kind == og_failure_kind::OG_FAILURE_LAYOUT.0 => {
+                Err(other_layout(rank, peer, why.epoch))
+            }
+            Some((peer, _)) => Err(Error::Aborted {
                 rank,
                 reason: format!(
                     "rank {peer} gave up: it may have overwritten rows that this rank still read, or sent wrong totals"
                 ),
             }),
-            None => Ok(()),
         }
     }
 }

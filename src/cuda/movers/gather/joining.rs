@@ -12,6 +12,7 @@ use cudarc::driver::result;
 use super::Gatherer;
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::exchange::concurrent::Concurrent;
+use crate::cuda::exchange::given_up::GivenUp;
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::reach::{agree, comparable};
 use crate::cuda::exchange::signals::Signals;
@@ -126,14 +127,21 @@ impl Gatherer {
         .in_call("cuMemcpyHtoD")?;
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
+        let (host, file) = HostWords::with_file(device)?;
         let signals = Signals::shared(
             device,
             memory,
+            host,
             [start, part.stop()],
             layout.slots(),
             options.first_epoch,
         )?;
         group.tell(&signals.host, HostWords::hear);
+        let given_up = match planned.nccl {
+            // Its ranks send nothing by themselves, and may be on several machines.
+            Some(_) => GivenUp::default(),
+            None => GivenUp::exchange(group, &file, options.timeouts.first)?,
+        };
 
         let Planned { plan, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
@@ -155,6 +163,7 @@ impl Gatherer {
         let first = StepShape::new(plan.schedule(group.rank()), &plan, layout)?;
         Ok(Gatherer {
             signals,
+            given_up,
             group: Arc::clone(group),
             device: device.clone(),
             plan: Arc::new(plan),

@@ -35,6 +35,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
 use crate::cuda::exchange::concurrent::Concurrent;
+use crate::cuda::exchange::given_up::GivenUp;
 use crate::cuda::exchange::signals::{Signals, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
 use crate::cuda::exchange::waiters::Waiter;
@@ -56,6 +57,7 @@ use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule};
 #[derive(Debug)]
 pub(crate) struct Gatherer {
     signals: Signals,
+    given_up: GivenUp,
     pub(crate) group: Arc<Group>,
     pub(crate) device: Device,
     pub(crate) plan: Arc<Plan>,
