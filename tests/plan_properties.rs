@@ -296,6 +296,7 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
                 try_all_orders(operation, rows, strategy, engine, 3);
             }
             try_all_orders(operation, rows, Order::Sequential, Engine::PUSHING, 3);
+            try_all_orders(operation, rows, Order::Sequential, Engine::Nccl, 3);
         }
     }
 }
@@ -303,7 +304,7 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
 /// As above, without a product: the caller's sums have one buffer, and D may lie in it.
 #[test]
 fn small_worlds_of_a_reduction_alone_have_no_bad_order() {
-    let engines = [Engine::Thread, COPIES[0], COPIES[1], Engine::PUSHING];
+    let engines = [Engine::Thread, COPIES[0], COPIES[1], Engine::PUSHING, Engine::Nccl];
     for operation in [Operation::ReduceScatter, Operation::AllReduce] {
         for rows in [&[2][..], &[0, 1], &[1, 1], &[2, 0]] {
             for engine in engines {

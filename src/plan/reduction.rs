@@ -1,7 +1,8 @@
 //! How the sums that ranks have over their slices of K become one output.
 //!
 //! Invariant: an output does not depend on what arrives first: the sums are added in `f32`, in the one order that
-//! [`Plan::additions`] says. Threads and the reference follow it; tests compare GPUs with the reference.
+//! [`Plan::additions`] says. Threads and the reference follow it; tests compare GPUs with the reference. NCCL alone adds in an
+//! order of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::element::{Element, ElementType, bf16};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Partials {
-    /// Rounded once, to half the bytes.
+    /// Rounded once, to half the bytes; by NCCL perhaps after each addition.
     #[default]
     Bf16,
     /// As they are.
@@ -53,6 +54,7 @@ impl Plan {
     ///
     /// That is the order of the ranks. Only where products add up, in a fused reduction on GPUs, the sums of the rank that adds are
     /// the first, unrounded, since they are in registers. In a reduce-scatter on threads they are unrounded at their own place.
+    /// What NCCL adds has an order of its own, which is not this one.
     ///
     /// ```
     /// use overlap_gemm::plan::Partials::{Bf16, F32};

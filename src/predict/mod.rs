@@ -206,12 +206,17 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
         let text = |plan: &Plan| format!("{:?}", plan.options());
         return Err(Error::mismatch("the plan's options", text(plan), text(&made), remedy));
     }
-    if setup.way.engine == Engine::Thread {
-        return Err(Error::Unsupported {
-            what: "predicting threads".into(),
-            why: "the cost model knows GPUs".into(),
-            remedy: "predict copy engines, a kernel or NCCL",
-        });
+    let unknown = match setup.way.engine {
+        Engine::Thread => Some(("threads", "the cost model knows GPUs")),
+        Engine::Nccl if setup.operation.reduces() => {
+            Some(("sums that NCCL adds up", "the cost model knows NCCL's gathers alone"))
+        }
+        _ => None,
+    };
+    if let Some((what, why)) = unknown {
+        let (what, why) = (format!("predicting {what}"), why.into());
+        let remedy = "predict copy engines or a kernel, or NCCL in an all-gather";
+        return Err(Error::Unsupported { what, why, remedy });
     }
     let remedy = "cut K into no more slices than the kernel can";
     Error::check_range("the number of splits", setup.splits, 1..=setup.kernel.max_splits, remedy)?;

@@ -62,7 +62,7 @@ fn a_product_of_whole_waves_takes_as_many_units() {
 }
 
 #[test]
-fn threads_are_refused() {
+fn threads_and_sums_by_nccl_are_refused() {
     let machine = Machine::h200();
     let problem = problem(4096, 4);
     let usual = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
@@ -74,6 +74,10 @@ fn threads_are_refused() {
         assert!(text.starts_with("predicting threads"), "{text}");
         assert!(timeline(&machine, &plan, &setup, 0..1).is_err());
     }
+    let way = Way { strategy: Strategy::Sequential, engine: Engine::Nccl, pieces: 1 };
+    let setup = Setup { operation: Operation::GemmAllReduce, way, ..usual };
+    let text = estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap_err().to_string();
+    assert!(text.starts_with("predicting sums that NCCL adds up"), "{text}");
 }
 
 const REDUCTIONS: [Operation; 2] = [Operation::GemmReduceScatter, Operation::GemmAllReduce];

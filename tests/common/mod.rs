@@ -62,14 +62,15 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     let rows = prop_oneof![1 => Just(0u32), 4 => 1u32..9];
     let shards = prop::collection::vec(rows, 1..=6)
         .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0);
-    (shards, 0usize..3, 1u32..5, 0u32..4).prop_map(|(rows, strategy, pieces, streams)| {
+    (shards, 0usize..3, 1u32..5, 0u32..5).prop_map(|(rows, strategy, pieces, streams)| {
         let pieces = pieces.min(rows.iter().copied().max().unwrap_or(1));
         let strategy = Order::ALL[strategy];
-        // A kernel knows only the sequential strategy.
-        let engine = match (streams, strategy) {
-            (0, _) => Engine::Thread,
-            (1, Order::Sequential) => Engine::PUSHING,
-            _ => Engine::CopyEngines { streams },
+        // A kernel and NCCL know only the sequential strategy.
+        let (engine, pieces) = match (streams, strategy) {
+            (0, _) => (Engine::Thread, pieces),
+            (1, Order::Sequential) => (Engine::PUSHING, pieces),
+            (4, Order::Sequential) => (Engine::Nccl, 1),
+            _ => (Engine::CopyEngines { streams }, pieces),
         };
         plan_of(&rows, reducing(strategy, pieces).with_engine(engine))
     })

@@ -41,6 +41,9 @@
 //! reads of the step before; so the product of the next but one step, which has the same buffer, may start behind the next step. (A
 //! rank that gets no rows, and so no sums, waits until all have begun the step.)
 //!
+//! NCCL comes behind all sums, too, and its ranks wait until all have come to it. It adds sums on their way, in an order of its own;
+//! its schedule shows them as sent to each rank that gets their total.
+//!
 //! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them: by the kernel;
 //! copy engines and threads send them from where they lie. Then there is one buffer of them, the caller's, and D may lie in it. So
 //! such a step adds up, and ends, when its own sums have been sent.
@@ -61,8 +64,8 @@ pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     match plan.options().engine {
         Engine::CopyEngines { streams } => by_copy_engines(plan, rank, streams.max(1)),
         Engine::Kernel { .. } => by_kernel(plan, rank),
-        // NCCL is refused (`Operation::check`).
-        Engine::Thread | Engine::Nccl => by_thread(plan, rank),
+        Engine::Nccl => by_nccl(plan, rank),
+        Engine::Thread => by_thread(plan, rank),
     }
 }
 
@@ -209,6 +212,22 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     }
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
+}
+
+fn by_nccl(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let (ranks, push) = (plan.problem().ranks(), Lane::Push(0));
+    let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
+    compute.extend(announce(plan, rank));
+    compute.extend(sums_of_all(plan, rank));
+    let mut steps: Vec<_> = in_lane(Lane::Compute, compute).collect();
+    // It begins when all ranks have come to it, each behind the step before on its stream.
+    let consumed = |by| Step::Await { word: Word::Consumed { by }, age: 1 };
+    steps.extend(in_lane(push, (0..ranks).map(consumed)));
+    let computed = owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner));
+    steps.extend(with_sends(plan, rank, computed, 1));
+    steps.extend(in_lane(push, reduce(plan, rank, plan.added_up(rank))));
+    steps.push((push, Step::Post { word: Word::Begun, to: rank, age: 0 }));
+    steps
 }
 
 fn in_lane(

@@ -164,6 +164,29 @@ fn without_a_product_own_sums_have_been_sent_before_any_are_added_up() {
     );
 }
 
+#[test]
+fn nccl_adds_up_behind_all_sums() {
+    let way = (Strategy::Sequential, Engine::Nccl);
+    let scattered = schedule(Operation::GemmReduceScatter, way, [4, 1, 0], 1);
+    assert_eq!(
+        all(&scattered),
+        "compute: await begun of e−1; \
+         compute: post consumed by 1 of e−1 → 1; compute: post consumed by 1 of e−1 → 2; \
+         compute: post consumed by 1 of e−1 → 0; compute: multiply rows 0..5; \
+         push 0: await consumed by 0 of e−1; push 0: await consumed by 1 of e−1; \
+         push 0: await consumed by 2 of e−1; compute: post summed 0 → 1; \
+         push 0: await summed 0; push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
+         push 0: await partial 1 from 0; push 0: await partial 1 from 2; push 0: reduce 1; \
+         push 0: post begun → 1"
+    );
+    // The totals of all rows lie side by side.
+    let to_all = schedule(Operation::AllReduce, way, [1, 1, 1], 1);
+    let added_up: Vec<_> = (to_all.lane(Lane::Push(0)))
+        .filter_map(|step| if let Step::Reduce { chunk } = step { Some(*chunk) } else { None })
+        .collect();
+    assert_eq!(added_up, [0, 1, 2]);
+}
+
 /// Else a later step's word could come before an earlier one's.
 #[test]
 fn a_word_has_one_stream_in_all_steps() {
