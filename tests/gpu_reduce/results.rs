@@ -16,8 +16,8 @@ use crate::gpu::inputs::shards;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 
-/// Three steps of one operation; in the second, ranks own other rows than planned.
-fn three_steps(world: &World) {
+/// Three steps of one operation; in the second, ranks own other rows than planned. The bits of the last, on each rank.
+pub fn three_steps(world: &World) -> Vec<Vec<u32>> {
     on_ranks(world.ranks(), |rank| {
         let mut random = Random::new(world.seed ^ 1);
         let mut layer = world.plan(&rank);
@@ -32,7 +32,8 @@ fn three_steps(world: &World) {
             work.step(&rank, &mut layer, step, varies.then_some(&other[..]));
         }
         rank.through();
-    });
+        work.bits(&rank)
+    })
 }
 
 /// Enqueues steps one behind the other, with inputs of their own, each after what `delay` does on the rank; in the end each
@@ -397,8 +398,8 @@ fn wrong_calls_are_refused() {
         assert!(text.contains("a reduction of gated products"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::PUSHING);
         assert!(text.contains("Strategy::Sequential"), "{text}");
-        let text = refused(Strategy::Sequential, Engine::Nccl);
-        assert!(text.contains("Engine::CopyEngines"), "{text}");
+        let text = refused(Strategy::Pipelined, Engine::Nccl);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
 
         let mut layer = world.plan(&rank);
         let work = world.work(&rank, 0);

@@ -5,7 +5,7 @@
 use overlap_gemm::cuda::{RawOperands, Shard};
 use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Epilogue, Reference, compare_reduced, reduced};
+use overlap_gemm::reference::{Epilogue, Reference, compare_in_partials, compare_reduced, reduced};
 use overlap_gemm::{Element, Error};
 
 use super::world::{Layer, World};
@@ -166,7 +166,10 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
             // All ranks' sums are rounded, the owner's, too: so it is in an all-reduce, which has no owner.
             let rows_of_d = some.into_iter().map(|row| own.start + row);
             let reduction = self.world.reduction;
-            let report = compare_reduced(&references, None, reduction, &d, rows_of_d, epilogue);
+            let report = match self.world.rounds_additions() {
+                true => compare_in_partials(&references, reduction, &d, rows_of_d),
+                false => compare_reduced(&references, None, reduction, &d, rows_of_d, epilogue),
+            };
             if let Some(complaint) = report.unwrap().complaint() {
                 return Some(format!("rank {rank}, product {product}: {complaint}"));
             }

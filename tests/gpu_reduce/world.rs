@@ -232,6 +232,11 @@ impl World {
         World { all, cases, strategy, seed, ..world }
     }
 
+    /// Whether totals are rounded to bf16 between additions: then nothing may follow them.
+    pub fn rounds_additions(&self) -> bool {
+        self.options.engine == Some(Engine::Nccl) && self.reduction.partials == Partials::Bf16
+    }
+
     pub fn ranks(&self) -> u32 {
         self.rows.len() as u32
     }

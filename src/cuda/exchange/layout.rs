@@ -1,6 +1,6 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
 //! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and, for copy engines, slots for the others'.
-//! Where these send sums that the caller has, there are slots alone.
+//! Where these send sums that the caller has, there are slots alone. NCCL's totals have the places of sums.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -54,9 +54,9 @@ impl Plan {
     }
 
     /// The rows of a slot for another rank's sums: the most that a rank adds up in a step of these rows or of fewer. A kernel needs
-    /// none: it reads sums where they lie.
+    /// none: it reads sums where they lie. NCCL needs none: it adds sums on their way.
     pub(crate) fn slot_rows(&self) -> u32 {
-        if self.reads_in_place() {
+        if self.reads_in_place() || self.options().engine == Engine::Nccl {
             return 0;
         }
         match self.has_two_shots() {
@@ -90,8 +90,8 @@ impl Layout {
         let words = Layout::of_words(plan, owners * plan.chunks().most_per_rank());
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
-        // Copy engines send the caller's sums from where they lie; a kernel reads all ranks' in this memory.
-        let has_own = !operation.is_alone() || plan.reads_in_place();
+        // Copy engines send the caller's sums from where they lie; a kernel reads all ranks' in this memory, and NCCL's totals come here.
+        let has_own = !operation.is_alone() || slot_rows == 0;
         let own_rows = if has_own { plan.problem().m() } else { 0 };
         layout.placed(own_rows, what, "reduce fewer rows at a time")
     }

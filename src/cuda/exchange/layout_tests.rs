@@ -132,14 +132,17 @@ fn totals_take_the_place_of_sums_that_have_been_sent() {
     assert_eq!([1, 2].map(|from| layout.signal_slot(&plan, 5, from)), [12 + 5, 24 + 5]);
 }
 
-/// A kernel reads all ranks' sums where they lie, the caller's after it has brought them there.
+/// A kernel reads all ranks' sums where they lie, the caller's after it has brought them there; NCCL leaves totals there.
 #[test]
-fn where_a_kernel_adds_up_there_are_sums_and_no_slots() {
-    for operation in [Operation::GemmReduceScatter, Operation::GemmAllReduce, Operation::AllReduce]
+fn where_a_kernel_or_nccl_adds_up_there_are_sums_and_no_slots() {
+    let operations = [Operation::GemmReduceScatter, Operation::GemmAllReduce, Operation::AllReduce];
+    let engines = [(Engine::Kernel { blocks: 4 }, 4), (Engine::Nccl, 1)];
+    for (operation, (engine, pieces)) in
+        operations.into_iter().flat_map(|of| engines.map(|by| (of, by)))
     {
         let plan = reducing(&layout(Scaling::None, COPIES).0, operation);
         let options = plan.options().with_strategy(Strategy::Sequential);
-        let options = options.with_engine(Engine::Kernel { blocks: 4 });
+        let options = options.with_engine(engine).with_pieces(pieces);
         let plan = Plan::new(plan.problem(), options).unwrap();
         let layout = Layout::of_sums(&plan, (48, Partials::Bf16)).unwrap();
         assert_eq!(layout.slot_bytes(), 0);

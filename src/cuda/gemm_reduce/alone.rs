@@ -31,7 +31,8 @@ use crate::plan::{Problem, Reduction, check_aligned};
 ///
 /// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. For few
 /// rows, one kernel reads all ranks' rows and adds them up. For many, copy engines, which take no SM, send them, and a kernel adds
-/// them up when all have arrived. [`CollectiveOptions::engine`] asks for either.
+/// them up when all have arrived. [`CollectiveOptions::engine`] asks for either, or for NCCL, which adds in an order of its own
+/// ([`Engine::Nccl`](crate::plan::Engine::Nccl)). NCCL is the choice between GPUs that do not reach each other's memory.
 ///
 /// ```no_run
 /// use overlap_gemm::ElementType;

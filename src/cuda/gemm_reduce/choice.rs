@@ -28,7 +28,7 @@ impl Reduced<'_> {
 
     fn choose_of(&self, kernels: &[Kernel], open: &[Way], sms: u32) -> (Way, String) {
         if let [way] = open {
-            return (*way, "asked for".into());
+            return (*way, why_alone(*way).into());
         }
         // To what travels, products of one A are one with all of their columns.
         let (first, gemm) = &self.products[0];
@@ -63,7 +63,7 @@ impl Reduced<'_> {
         let fits = |way: &&Way| matches!(way.engine, Engine::Kernel { .. }) == are_few;
         match open.iter().find(fits) {
             Some(way) if open.len() > 1 => (*way, why.into()),
-            _ => (open[0], "asked for".into()),
+            _ => (open[0], why_alone(open[0]).into()),
         }
     }
 
@@ -99,6 +99,14 @@ impl Reduced<'_> {
             splits: choice.splits,
             sms: gemm.sm_limit,
         })
+    }
+}
+
+/// Why no other way is open.
+fn why_alone(way: Way) -> &'static str {
+    match way.engine {
+        Engine::Nccl => "NCCL adds up sums when all of them have been computed",
+        _ => "asked for",
     }
 }
 
@@ -203,6 +211,11 @@ mod tests {
 
     #[test]
     fn one_open_way_needs_no_prediction() {
+        let way = Way { strategy: Strategy::Sequential, engine: Engine::Nccl, pieces: 1 };
+        for operation in [Operation::GemmAllReduce, Operation::AllReduce] {
+            let (chosen, why) = chosen(operation, 64, &[way], &[]);
+            assert_eq!((chosen, &why[..4]), (way.to_string(), "NCCL"));
+        }
         let all = ways(Operation::GemmReduceScatter);
         let sequential = [all[1]];
         assert_eq!(sequential[0].strategy, Strategy::Sequential);

@@ -2,7 +2,7 @@
 //! D, or of all.
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up
-//! is a kernel's (`csrc/reduce.cu`) or, fused, a product's. Here are the calls with a product, and what all have in common;
+//! is a kernel's (`csrc/reduce.cu`), NCCL's or, fused, a product's. Here are the calls with a product, and what all have in common;
 //! beside are `alone` (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
@@ -51,6 +51,9 @@ use crate::plan::{
 /// product waits for all ranks' sums, reads them from the ranks' memory and adds them
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
+///
+/// If GPUs do not reach each other's memory, or if it is asked for, NCCL adds up all sums behind one product, in an order of its own
+/// ([`Engine::Nccl`](crate::plan::Engine::Nccl) says what that means for the result).
 ///
 /// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring. Steps on several streams: as in
 /// [`AllGatherGemm`](crate::cuda::AllGatherGemm).

@@ -72,14 +72,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         calls: &[Call],
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
-        let is_kernel = matches!(self.way().engine, Engine::Kernel { .. });
+        let by_copies = matches!(self.way().engine, Engine::CopyEngines { .. });
         let adds_up = self.sums.iter().any(|sum| sum.adding.is_some());
         let (plan, rank) = (&step.shape.plan, self.gatherer.group.rank());
         let (chunks, own) = (plan.chunks(), plan.problem().shards().rows(rank));
         let added_up = plan.added_up(rank);
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
-        // By a kernel: sums, then totals. Totals are of this rank's rows, which it sends, and of the others', which it gets.
+        // By a kernel, or NCCL: sums, then totals. Totals are of this rank's rows, which it sends, and of the others', which it gets.
         let mut shots: [Shot; 2] = Default::default();
         let is_own = |chunk: &u32| chunks.rank_of(*chunk) == rank;
         let has_two_shots = plan.has_two_shots();
@@ -89,12 +89,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
                 // To itself: what the caller brings.
-                (Lane::Push(_), Move { chunk, to }) if is_kernel && *to != rank => {
+                (Lane::Push(_), Move { chunk, to }) if !by_copies && *to != rank => {
                     shots[sent_in(chunk)].sent.push((*chunk, *to));
                 }
-                (Lane::Push(_), Move { .. }) if is_kernel => {}
+                (Lane::Push(_), Move { .. }) if !by_copies => {}
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
-                    if is_kernel =>
+                    if !by_copies =>
                 {
                     shots[sent_in(chunk)].signalled.push((*chunk, *to));
                 }
@@ -118,13 +118,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                         unsafe { product.enqueue_rows(stream, &call.product, rows.clone(), None) }?;
                     }
                 }
-                (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if !is_kernel => {
+                (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if by_copies => {
                     self.gatherer.copies.note_summed(stream)?;
                 }
-                (Lane::Push(push), Post { word: Word::Sent { .. }, .. }) if !is_kernel => {
+                (Lane::Push(push), Post { word: Word::Sent { .. }, .. }) if by_copies => {
                     self.gatherer.copies.note_sent(*push)?;
                 }
-                (Lane::Compute, Await { word: Word::Sent { push }, .. }) if !is_kernel => {
+                (Lane::Compute, Await { word: Word::Sent { push }, .. }) if by_copies => {
                     self.gatherer.copies.await_sent(stream, *push)?;
                 }
                 (Lane::Compute, Await { word: Word::Partial { chunk, from }, .. }) => {
@@ -144,7 +144,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     // SAFETY: the caller's promise.
                     unsafe { self.reduce(stream, step, &rows, calls, by_product) }?;
                 }
-                (Lane::Push(_), of) if !is_kernel => {
+                (Lane::Push(_), of) if by_copies => {
                     let totals = self.moved_totals(step, of, calls);
                     self.gatherer.push(step, *lane, of, &totals)?;
                 }
@@ -157,7 +157,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     }
 
     /// What the kernel does that begins the step, adds up sums, and may send totals: those of the first product. The others' sums
-    /// are added up behind it.
+    /// are added up behind it. Or NCCL, which adds up all that all ranks have; a kernel behind it makes D of the totals.
     ///
     /// # Safety
     /// That of the operation.
@@ -174,6 +174,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             (Some(first), Some(last)) => chunks.rows(*first).start..chunks.rows(*last).end,
             _ => 0..0,
         };
+        if self.way().engine == Engine::Nccl {
+            self.gatherer.add_up_by_nccl(stream, step, self.sum_type())?;
+            // SAFETY: the caller's promise.
+            return unsafe { self.reduce(stream, step, &rows, self.sums.iter().zip(calls), false) };
+        }
         let (sum, call) = (&self.sums[0], &calls[0]);
         let total = self.totals(step, &rows, sum, call).or_else(|| {
             // A rank without rows of its own stores the others' totals.
@@ -317,6 +322,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let first = step.shape.plan.output_rows(self.gatherer.group.rank()).start;
         let behind = u64::from(rows.start - first) * pitch;
         let c = if to.c == 0 { 0 } else { to.c + behind };
+        // The kernel divides by the number of ranks whose sums it adds up: not what NCCL has added up.
+        let divisor = if self.reduction.average && sums.ranks == 1 { problem.ranks() } else { 1 };
         og_reduction {
             rows: rows.len() as i64,
             n: problem.n().into(),
@@ -326,7 +333,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             c: c as *const _,
             bias: to.bias as *const _,
             ldd: problem.ldd().into(),
-            alpha: to.alpha,
+            alpha: to.alpha / divisor as f32,
             beta: to.beta,
             activation: options.activation.into(),
             average: self.reduction.average.into(),

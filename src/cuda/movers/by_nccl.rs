@@ -1,17 +1,20 @@
-//! Steps whose rows NCCL gathers.
+//! Steps whose rows NCCL gathers, or whose sums it adds up.
 //!
 //! Invariant: everything is in the order of one stream, so nothing is signalled; ranks agree on changed rows before they
 //! call NCCL, which hangs where they differ.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
 
 use super::nccl::{Communicator, Parts};
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::exchange::waiters::other_layout;
+use crate::element::ElementType;
 use crate::error::Result;
 use crate::group::Group;
 
@@ -52,6 +55,40 @@ impl ByNccl {
         }
         // SAFETY: each part lies in this rank's memory, which lives until its streams are through.
         unsafe { self.communicator.all_gather(&buffers, stream) }
+    }
+
+    /// Enqueues adding up all ranks' sums of a step in `element`s, which may take as long as `limit`. This rank's are those of all
+    /// rows, at `sums`. The totals of the rows that it gets come to where its own memory has these rows.
+    ///
+    /// # Safety
+    /// `sums` is this device's memory, as long as the shape says, until the stream is through; it may be this operation's own.
+    pub(crate) unsafe fn add_up(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        part: &Part,
+        (shape, buffer, sums): (&StepShape, u32, CUdeviceptr),
+        element: ElementType,
+        limit: Duration,
+    ) -> Result<()> {
+        self.patience = self.patience.saturating_add(limit);
+        let (layout, plan) = (&part.layout, &shape.plan);
+        let place = |rows: Range<u32>| {
+            (u64::from(rows.start) * layout.pitch, layout.rows_bytes(rows.len() as u32))
+        };
+        let gets = plan.output_rows(shape.schedule.rank);
+        let (to, communicator) =
+            (part.start() + layout.row(buffer, gets.start), &self.communicator);
+        if plan.options().operation.is_all_reduce() {
+            let (_, bytes) = place(gets);
+            // SAFETY: the caller's promise; this rank's memory has a place for all rows, and lives until its streams are through.
+            return unsafe { communicator.all_reduce(sums, to, bytes, element, stream) };
+        }
+        let shards = plan.problem().shards();
+        let of_ranks = (0..shards.ranks()).map(|rank| place(shards.rows(rank))).collect();
+        // SAFETY: as above. Where the sums are in the same memory, the totals take the place of this rank's part.
+        unsafe {
+            communicator.reduce_scatter(&Parts { address: sums, of_ranks }, to, element, stream)
+        }
     }
 
     /// Waits for `stream`, for as long as all that was begun may take, and no less than `least`.

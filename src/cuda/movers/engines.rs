@@ -15,20 +15,8 @@ pub(crate) fn choose(
     obstacle: Option<&str>,
 ) -> Result<(Way, &'static str)> {
     let strategy = options.strategy;
-    let engine = match (options.engine, obstacle) {
-        (None, None) => Engine::usual(problem, strategy.unwrap_or_default()),
-        (None, Some(why)) => match strategy {
-            Some(Strategy::Fused | Strategy::Pipelined) => {
-                return Err(out_of_reach("waiting for rows", why));
-            }
-            None | Some(Strategy::Sequential) => Engine::Nccl,
-        },
-        (Some(Engine::Thread), _) => return Err(by_threads()),
-        (Some(engine @ (Engine::CopyEngines { .. } | Engine::Kernel { .. })), Some(why)) => {
-            return Err(out_of_reach(&engine.to_string(), why));
-        }
-        (Some(asked), _) => asked,
-    };
+    let asked = asked_or_left(options, obstacle, "waiting for rows")?;
+    let engine = asked.unwrap_or_else(|| Engine::usual(problem, strategy.unwrap_or_default()));
     let (strategy, why) = match (strategy, engine) {
         (Some(asked), _) => (asked, "asked for"),
         (None, Engine::Nccl) => {
@@ -47,6 +35,26 @@ pub(crate) fn choose(
         Error::check_range("the number of pieces a shard", pieces, 1..=MAX_PUSHED, remedy)?;
     }
     Ok((way, why))
+}
+
+/// The engine that is asked for, or the only one between GPUs that do not reach each other's memory; `None`: it is open.
+/// `with_products`: what fused and pipelined steps do.
+fn asked_or_left(
+    options: &CollectiveOptions,
+    obstacle: Option<&str>,
+    with_products: &str,
+) -> Result<Option<Engine>> {
+    match (options.engine, obstacle) {
+        (Some(Engine::Thread), _) => Err(by_threads()),
+        (Some(engine @ (Engine::CopyEngines { .. } | Engine::Kernel { .. })), Some(why)) => {
+            Err(out_of_reach(&engine.to_string(), why))
+        }
+        (None, Some(why)) => match options.strategy {
+            Some(Strategy::Fused | Strategy::Pipelined) => Err(out_of_reach(with_products, why)),
+            None | Some(Strategy::Sequential) => Ok(Some(Engine::Nccl)),
+        },
+        (asked, _) => Ok(asked),
+    }
 }
 
 /// These options for an operation without a product, which has one strategy.
@@ -70,26 +78,23 @@ pub(crate) fn ways_for_sums(
     operation: Operation,
     obstacle: Option<&str>,
 ) -> Result<Vec<Way>> {
-    if let Some(why) = obstacle {
-        return Err(Error::Unsupported {
-            what: "sending sums between GPUs that do not reach each other's memory".into(),
-            why: why.to_owned(),
-            remedy: "use GPUs that NVLink connects",
-        });
-    }
+    let asked = asked_or_left(options, obstacle, "sending sums beside products")?;
     let pieces = options.pieces.unwrap_or(1);
-    let is_kernel = |engine| matches!(engine, Engine::Kernel { .. });
-    if options.engine == Some(Engine::Thread) {
-        return Err(by_threads());
+    if asked == Some(Engine::Nccl) {
+        let strategy = options.strategy.unwrap_or(Strategy::Sequential);
+        let way = Way { strategy, engine: Engine::Nccl, pieces };
+        way.check()?;
+        return Ok(vec![way]);
     }
-    if options.engine.is_some_and(is_kernel) {
+    let is_kernel = |engine| matches!(engine, Engine::Kernel { .. });
+    if asked.is_some_and(is_kernel) {
         // One run and one wait for each chunk at most.
         let runs = problem.ranks().saturating_mul(pieces);
         let remedy = "send as many pieces by copy engines";
         Error::check_range("ranks × pieces a shard", runs, 1..=MAX_PUSHED, remedy)?;
     }
     let mut ways = ways_of_sums(problem, operation, options.pieces);
-    if let Some(engine) = options.engine {
+    if let Some(engine) = asked {
         ways.retain(|way| is_kernel(way.engine) == is_kernel(engine));
         ways.iter_mut().for_each(|way| way.engine = engine);
     }
@@ -97,7 +102,7 @@ pub(crate) fn ways_for_sums(
         ways.retain(|way| way.strategy == strategy);
         if ways.is_empty() {
             // Refused by the plan, which says why.
-            let engine = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
+            let engine = asked.unwrap_or(Engine::CopyEngines { streams: 1 });
             ways.push(Way { strategy, engine, pieces });
         }
     }
@@ -216,12 +221,31 @@ mod tests {
     }
 
     #[test]
-    fn sums_need_memory_that_all_ranks_reach() {
+    fn nccl_adds_up_where_it_is_asked_for_or_nothing_else_can() {
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
         let apart = Some("rank 0 is on a, rank 1 on b");
-        let operation = Operation::GemmReduceScatter;
-        let refused = ways_for_sums(&CollectiveOptions::default(), &problem, operation, apart);
-        let text = refused.unwrap_err().to_string();
-        assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
+        let chosen = |options: &CollectiveOptions, obstacle| {
+            let ways = ways_for_sums(options, &problem, Operation::GemmReduceScatter, obstacle);
+            ways.map(|ways| ways.iter().map(Way::to_string).collect::<Vec<_>>().join("; "))
+                .unwrap_or_else(|error| error.to_string())
+        };
+        let (open, by_nccl) = (CollectiveOptions::default(), "sequential, NCCL, 1 piece");
+        assert_eq!(chosen(&open, apart), by_nccl);
+        assert!(!chosen(&open, None).contains("NCCL"));
+        let asked = open.clone().with_engine(Engine::Nccl);
+        assert_eq!([None, apart].map(|obstacle| chosen(&asked, obstacle)), [by_nccl; 2]);
+        let sequential = open.clone().with_strategy(Strategy::Sequential);
+        assert_eq!(chosen(&sequential, apart), by_nccl);
+        for refused in [
+            open.clone().with_strategy(Strategy::Pipelined),
+            open.with_engine(Engine::CopyEngines { streams: 1 }),
+        ] {
+            let text = chosen(&refused, apart);
+            assert!(text.contains("rank 0 is on a") && text.contains("Engine::Nccl"), "{text}");
+        }
+        let text = chosen(&asked.clone().with_strategy(Strategy::Fused), None);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
+        let text = chosen(&asked.with_pieces(2), apart);
+        assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
     }
 }

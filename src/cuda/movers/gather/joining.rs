@@ -232,7 +232,7 @@ fn plan(
     if engine == Engine::Nccl && options.workspace.is_some() {
         return Err(Error::Unsupported {
             what: "NCCL in a shared workspace".into(),
-            why: "it gathers into memory that no other rank reaches".into(),
+            why: "it works in memory that no other rank reaches".into(),
             remedy: "plan without the workspace, or with another engine",
         });
     }

@@ -62,7 +62,7 @@ pub(crate) struct Gatherer {
     pub(crate) device: Device,
     pub(crate) plan: Arc<Plan>,
     options: CollectiveOptions,
-    /// Gathers, if that is the engine.
+    /// Gathers, or adds up, if that is the engine.
     nccl: Option<ByNccl>,
     part: Part,
     pub(crate) copies: CopyEngines,
@@ -156,7 +156,7 @@ impl Gatherer {
 
     /// Begins the next step on `stream`, and pushes this rank's rows. A kernel that adds up sums begins the step behind the product
     /// ([`Gatherer::exchange`]), unless the step before may have had the same buffer: then that product would overwrite sums that
-    /// others may still read.
+    /// others may still read. NCCL begins a reduction's step behind the product, too ([`Gatherer::add_up_by_nccl`]).
     ///
     /// # Safety
     /// What `own` names is this device's memory, as long as the shape says, written before in the order of
@@ -196,7 +196,8 @@ impl Gatherer {
         let by_kernel = matches!(engine, Engine::Kernel { .. });
         let reduces = operation.reduces();
         let reads_sums = self.plan.reads_in_place();
-        if self.options.poison && !reads_sums {
+        let begins_later = reads_sums || reduces && self.nccl.is_some();
+        if self.options.poison && !begins_later {
             self.poison(stream)?;
         }
         if !reduces {
@@ -207,7 +208,7 @@ impl Gatherer {
         let has_begun = reads_sums && !operation.is_alone() && may_repeat_buffer;
         let plain =
             Begun { shape: Arc::clone(shape), buffer, own_rows, toggled, tells_product, has_begun };
-        if reads_sums && !has_begun {
+        if begins_later && !has_begun {
             self.poison_sums(stream, buffer)?;
             return Ok(plain);
         }

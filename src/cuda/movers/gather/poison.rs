@@ -28,9 +28,10 @@ impl Gatherer {
     }
 
     /// Fills this rank's sums with NaN where the next product writes them, and then others read them. What others read there of an
-    /// older step, they have read when the product may write. Nothing where the caller brings the sums.
+    /// older step, they have read when the product may write. Nothing where the caller brings the sums, but the place of NCCL's totals.
     pub(super) fn poison_sums(&self, stream: &Arc<CudaStream>, buffer: u32) -> Result<()> {
-        if !self.options.poison || self.plan.options().operation.is_alone() {
+        let is_used = !self.plan.options().operation.is_alone() || self.nccl.is_some();
+        if !self.options.poison || !is_used {
             return Ok(());
         }
         let bytes = self.part.layout.rows_bytes(self.plan.problem().m());

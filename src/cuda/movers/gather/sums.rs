@@ -1,8 +1,8 @@
 //! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
-//! What belongs here: addresses and words, and the kernel that adds up all ranks' sums where they lie, and may send totals. What is
-//! summed, and what becomes of a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another
-//! rank needs while it waits: one warp waits.
+//! What belongs here: addresses and words, the kernel that adds up all ranks' sums where they lie, and may send totals, and NCCL in
+//! its place. What is summed, and what becomes of a total, is none of its business. Invariant: but for these two nothing here holds an
+//! SM that another rank needs while it waits: one warp waits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use crate::cuda::exchange::words::{EPOCH_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::plan::Engine;
 
@@ -105,6 +106,23 @@ impl Gatherer {
         Ok(())
     }
 
+    /// NCCL behind the sums, which are `element`s: their totals come to this rank's memory, where [`Gatherer::sums`] finds them.
+    pub(crate) fn add_up_by_nccl(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        step: &Begun,
+        element: ElementType,
+    ) -> Result<()> {
+        let limit = self.limit(is_capturing(stream)?);
+        let Some(nccl) = &mut self.nccl else { return Ok(()) };
+        let sums = (&*step.shape, step.buffer, step.own_rows);
+        // SAFETY: the sums are this operation's, or the caller of `begin` has vouched for them.
+        unsafe { nccl.add_up(stream, &self.part, sums, element, limit) }?;
+        self.course.advance();
+        self.course.latest = Some(Arc::clone(&step.shape));
+        Ok(())
+    }
+
     /// What is sent and signalled, or signalled alone, in the schedule's order; chunks that lie side by side, here and at their
     /// receiver, are one run. Only in a test's schedule is a chunk sent and not signalled.
     fn sent_runs(&self, step: &Begun, Shot { sent, signalled, .. }: &Shot) -> Vec<og_sums_run> {
@@ -148,8 +166,8 @@ impl Gatherer {
         runs
     }
 
-    /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's. What becomes of
-    /// them is left to the caller.
+    /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's. Those that NCCL has
+    /// added up are one rank's. What becomes of them is left to the caller.
     pub(crate) fn sums(
         &self,
         step: &Begun,
@@ -159,6 +177,10 @@ impl Gatherer {
     ) -> og_reduction {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
         let own = self.own_sums(step, rows.start, column, size);
+        if self.nccl.is_some() {
+            let total = part.start() + layout.row(step.buffer, rows.start) + column;
+            return og_reduction { own: total as *const _, ..own };
+        }
         let all = og_reduction { ranks: int(self.group.ranks()), rank: int(rank), ..own };
         if self.plan.reads_in_place() {
             let sums_at = layout.row(step.buffer, rows.start) + column;
