@@ -17,7 +17,7 @@ use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, bytes_sent, describe_machine, drawn_options};
 use crate::output::DrawnArgs;
-use crate::problem_args::What;
+use crate::problem_args::{What, with_product};
 use crate::statistics::median;
 
 /// Run all-gather + GEMM, or a reduction, on threads, check the results, and draw one step
@@ -42,8 +42,8 @@ pub struct Args {
     #[arg(long, default_value_t = 4)]
     ranks: u64,
 
-    /// Operation; a reduction's additions are not drawn
-    #[arg(long, value_enum, default_value_t = What::AllGatherGemm)]
+    /// Operation
+    #[arg(long, value_enum, value_parser = with_product(), default_value_t = What::AllGatherGemm)]
     operation: What,
 
     /// Chunks of each rank's rows, which travel one by one [default: up to 4]

@@ -34,11 +34,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = What::AllGatherGemm, help_heading = "Execution")]
     operation: What,
 
-    /// Strategy: the order of multiplying and of what travels
+    /// Strategy: the order of multiplying and of what travels; where nothing is multiplied it is sequential
     #[arg(long, value_enum, default_value_t = Order::Fused, help_heading = "Execution")]
     strategy: Order,
 
-    /// Engine that moves the rows
+    /// Engine that moves the rows, or sums
     #[arg(long, value_enum, default_value_t = Mover::Thread, help_heading = "Execution")]
     engine: Mover,
 
@@ -77,21 +77,22 @@ enum Order {
     Sequential,
 }
 
-/// The engine that moves the rows.
+/// The engine that moves the rows, or sums.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Mover {
     /// A thread of each rank
     Thread,
     /// Copy engines of GPUs
     Copies,
-    /// A kernel before the product
+    /// A kernel before the product; in a reduction one that adds up, with --strategy sequential
     Kernel,
-    /// NCCL, with --strategy sequential and one chunk a rank
+    /// NCCL, with --strategy sequential and one chunk a rank; not in a reduction
     Nccl,
 }
 
 impl Args {
     fn options(&self) -> PlanOptions {
+        let operation = Operation::from(self.operation);
         let strategy = match self.strategy {
             Order::Fused => Strategy::Fused,
             Order::Pipelined => Strategy::Pipelined,
@@ -100,10 +101,10 @@ impl Args {
         let engine = match self.engine {
             Mover::Thread => Engine::Thread,
             Mover::Copies => Engine::CopyEngines { streams: self.streams },
+            Mover::Kernel if operation.reduces() => Engine::EXCHANGING,
             Mover::Kernel => Engine::PUSHING,
             Mover::Nccl => Engine::Nccl,
         };
-        let operation = self.operation.into();
         let options = self.cut.options().with_strategy(strategy).with_engine(engine);
         PlanOptions { operation, ..options }
     }
@@ -116,6 +117,7 @@ Examples:
   overlap-gemm plan --m 1000 --n 512 --k 512 --shards 600,0,400 --chunks 3 --check 1000
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 4 --engine copies --streams 2 --rank 0 --check 1000
   overlap-gemm plan --m 4096 --n 8192 --k 3584 --ranks 4 --operation gemm-reduce-scatter --check 1000
+  overlap-gemm plan --m 256 --n 8192 --k 16 --ranks 4 --operation all-reduce --engine kernel --check 1000
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .schedules[0].steps";
 
 /// The plan, and the verdict on it if one was asked for, in one JSON object.
@@ -175,10 +177,10 @@ impl fmt::Display for Verdict {
         match violation {
             None => {
                 let arrives = match operation {
-                    Operation::GemmReduceScatter => "every rank's sums reach their owner once",
-                    Operation::GemmAllReduce => {
+                    _ if operation.is_all_reduce() => {
                         "every rank's sums reach the rank that adds them up once, and every rank gets each total"
                     }
+                    _ if operation.reduces() => "every rank's sums reach their owner once",
                     _ => "every chunk reaches every rank once",
                 };
                 writeln!(
@@ -229,7 +231,13 @@ fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
     let (ranks, chunks) = (plan.problem().ranks(), plan.chunks().len());
     let (all, cut) = (u128::from(ranks), u128::from(chunks));
     // Moves and their words, a wait and a read of each chunk, and words between lanes: of all ranks, at most.
-    let steps = cut * (1 + 4 * all) + all * (2 * all + 4 + 3 * u128::from(MAX_STREAMS));
+    // In an all-reduce each rank sends all others its sums of every chunk, or each owner's totals follow the sums.
+    let times = match plan.has_two_shots() {
+        true => 3,
+        false if plan.options().operation.is_all_reduce() => all,
+        false => 1,
+    };
+    let steps = times * cut * (1 + 4 * all) + all * (2 * all + 4 + 3 * u128::from(MAX_STREAMS));
     // The model looks at every lane of every rank before every step.
     let looks = steps * u128::from(EPOCHS) * plan.schedule(0).lanes().len() as u128 * all;
     match u128::from(orders) * looks <= MOST_LOOKS {

@@ -3,6 +3,7 @@
 //! Invariant: nothing is checked here that the library checks; numbers are only read. So a message
 //! about a size is the same here, in Rust, and in JSON that is read back.
 
+use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use overlap_gemm::plan::{
     BLayout, ClusterShape, ElementTypes, Operation, PlanOptions, Problem, ProblemBuilder, Scaling,
@@ -132,6 +133,18 @@ pub enum What {
     GemmReduceScatter,
     /// Every rank multiplies its slice of K (--k), and gets the sums of all rows
     GemmAllReduce,
+    /// Every rank has sums of all rows, and gets the totals of its rows
+    ReduceScatter,
+    /// Every rank has sums of all rows, and gets the totals of all rows
+    AllReduce,
+}
+
+/// Reads an operation that multiplies: threads have no others.
+pub fn with_product() -> impl TypedValueParser<Value = What> {
+    let multiplies = |what: &&What| !Operation::from(**what).is_alone();
+    let names =
+        What::value_variants().iter().filter(multiplies).filter_map(What::to_possible_value);
+    PossibleValuesParser::new(names).try_map(|name| What::from_str(&name, false))
 }
 
 impl From<What> for Operation {
@@ -140,6 +153,8 @@ impl From<What> for Operation {
             What::AllGatherGemm => Operation::AllGatherGemm,
             What::GemmReduceScatter => Operation::GemmReduceScatter,
             What::GemmAllReduce => Operation::GemmAllReduce,
+            What::ReduceScatter => Operation::ReduceScatter,
+            What::AllReduce => Operation::AllReduce,
         }
     }
 }

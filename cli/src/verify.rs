@@ -3,12 +3,13 @@
 //! Invariant: a case follows from the seed and its number alone, so the printed command
 //! repeats a case that failed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::plan::model::Schedules;
-use overlap_gemm::plan::{Engine, Plan};
+use overlap_gemm::plan::{Engine, Operation, Plan, PlanOptions, Strategy};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 use serde::Serialize;
@@ -23,7 +24,8 @@ use crate::progress;
 ///
 /// The seed determines the operation (all-gather + GEMM, GEMM + reduce-scatter or GEMM + all-reduce), strategies, types,
 /// those of partial sums, sum or average, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of
-/// varying m, and epochs near their wrap. Each case's schedule, or that of GPUs for an all-gather, also runs on the model.
+/// varying m, and epochs near their wrap. A schedule of each case also runs on the model: that of threads, or of GPUs by copy
+/// engines or a kernel; of a reduction with its product or alone.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of cases [default: 500, or as many as --seconds allow]
@@ -54,8 +56,10 @@ const DEFAULT_COUNT: u64 = 500;
 struct Summary {
     seed: u64,
     cases: u64,
-    /// Those of a GEMM + reduce-scatter or all-reduce.
-    reductions: u64,
+    /// The number of cases by operation.
+    operations: BTreeMap<String, u64>,
+    /// The same of the schedules on the model, where reductions are also alone.
+    schedules: BTreeMap<String, u64>,
     seconds: f64,
     report: Report,
     /// The case that was shown, if only one was run.
@@ -86,7 +90,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut summary = Summary {
         seed,
         cases: 0,
-        reductions: 0,
+        operations: BTreeMap::new(),
+        schedules: BTreeMap::new(),
         seconds: 0.0,
         report: Report::default(),
         shown: None,
@@ -97,10 +102,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             break;
         }
         let exercise = Exercise::random(seed_of_case(seed, case))?;
-        let outcome = run_case(&exercise, interrupt);
+        let mut random = Random::of_stream(exercise.seed, 1);
+        let modelled = modelled_options(&exercise, &mut random);
+        let outcome = run_case(&exercise, modelled, &mut random, interrupt);
         interrupt.check()?;
         summary.cases += 1;
-        summary.reductions += u64::from(exercise.options.operation.reduces());
+        tally(&mut summary.operations, exercise.options.operation);
+        tally(&mut summary.schedules, modelled.operation);
         if args.case.is_some() {
             summary.shown = Some(format!("{exercise:#?}"));
         }
@@ -131,13 +139,14 @@ impl fmt::Display for Summary {
         if let Some(shown) = &self.shown {
             writeln!(f, "{shown}\n")?;
         }
-        let Summary { seed, cases, reductions, seconds, report, .. } = self;
+        let Summary { seed, cases, seconds, report, .. } = self;
         let plural = if *cases == 1 { "" } else { "s" };
-        let gathers = cases - reductions;
-        writeln!(
-            f,
-            "{cases} case{plural} from seed {seed} in {seconds:.1} s: {gathers} all-gather + GEMM, {reductions} GEMM + reduction"
-        )?;
+        writeln!(f, "{cases} case{plural} from seed {seed} in {seconds:.1} s")?;
+        for (what, counted) in [("on threads", &self.operations), ("on the model", &self.schedules)]
+        {
+            let counted = counted.iter().map(|(operation, count)| format!("{count} {operation}"));
+            writeln!(f, "{what}: {}", counted.collect::<Vec<_>>().join(", "))?;
+        }
         let Report { compared, wrong, worst_fraction, .. } = report;
         let percent = 100.0 * worst_fraction;
         writeln!(
@@ -147,19 +156,44 @@ impl fmt::Display for Summary {
     }
 }
 
-/// One case, on the model and for real; what was wrong with it, if anything was.
-fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
-    let mut random = Random::of_stream(exercise.seed, 1);
+fn tally(counts: &mut BTreeMap<String, u64>, operation: Operation) {
+    *counts.entry(operation.to_string()).or_default() += 1;
+}
+
+/// How the case is planned for the model: moved by any engine; GPUs have each reduction without its product, too.
+fn modelled_options(exercise: &Exercise, random: &mut Random) -> PlanOptions {
     let copies = |streams| Engine::CopyEngines { streams };
-    let engine = match exercise.options.operation.reduces() {
-        true => Engine::Thread,
-        false => random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]),
-    };
+    let engine = random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]);
     let options = exercise.options.with_engine(engine);
-    let plan = Plan::new(&exercise.problem, options).map_err(|error| error.to_string())?;
+    let alone = match options.operation {
+        Operation::GemmReduceScatter => Operation::ReduceScatter,
+        Operation::GemmAllReduce => Operation::AllReduce,
+        _ => return options,
+    };
+    let operation = random.choose(&[options.operation, alone]);
+    match engine {
+        // It adds up when all sums have been computed.
+        Engine::Kernel { .. } => {
+            PlanOptions { operation, ..options.with_strategy(Strategy::Sequential) }
+        }
+        _ => PlanOptions { operation, ..options },
+    }
+}
+
+/// One case, on the model and for real; what was wrong with it, if anything was.
+fn run_case(
+    exercise: &Exercise,
+    modelled: PlanOptions,
+    random: &mut Random,
+    interrupt: Interrupt,
+) -> Result<Report, String> {
+    let plan = Plan::new(&exercise.problem, modelled).map_err(|error| error.to_string())?;
     let schedules = Schedules::new(&plan);
     let ran = schedules.check_order().and_then(|()| run_order(&schedules, random.next_u64()));
-    ran.map_err(|violation| format!("on the model, moved by {engine}: {violation}"))?;
+    ran.map_err(|violation| {
+        let PlanOptions { operation, engine, .. } = modelled;
+        format!("{operation} on the model, moved by {engine}: {violation}")
+    })?;
 
     let outcome =
         exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;

@@ -120,6 +120,38 @@ fn plan_check_says_what_it_did() {
 }
 
 #[test]
+fn plans_of_every_reduction_are_shown_and_checked() {
+    for (operation, gets) in [
+        ("gemm-reduce-scatter", "gets its own rows"),
+        ("gemm-all-reduce", "gets all rows"),
+        ("reduce-scatter", "gets its own rows"),
+        ("all-reduce", "gets all rows"),
+    ] {
+        for engine in ["thread", "copies", "kernel"] {
+            let args = ["--operation", operation, "--engine", engine, "--strategy", "sequential"];
+            let (code, stdout, stderr) = plan(&[&args[..], &["--check", "10"]].concat());
+            assert_eq!((code, stderr.as_str()), (0, ""));
+            let title = operation.replacen("gemm-", "GEMM + ", 1);
+            for part in [&format!("  {title}: D ("), gets, "lane by lane: sequential", "reach"] {
+                assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+            }
+            // Nothing is multiplied in a reduction alone.
+            assert_eq!(
+                stdout.contains("Tiles of rank"),
+                operation.starts_with("gemm-"),
+                "{stdout}"
+            );
+            assert_eq!(engine == "kernel", stdout.contains("a kernel of 64 blocks"), "{stdout}");
+        }
+        // Where nothing is multiplied, the usual strategy needs not be taken back.
+        let (code, ..) = plan(&["--operation", operation, "--engine", "kernel"]);
+        assert_eq!(code, if operation.starts_with("gemm-") { 2 } else { 0 }, "{operation}");
+        let nccl = ["--operation", operation, "--engine", "nccl", "--strategy", "sequential"];
+        refused(&[SMALL, &nccl].concat(), 2, &["NCCL sends no sums"]);
+    }
+}
+
+#[test]
 fn unknown_arguments_are_refused_with_usage() {
     refused(&["plan", "--bogus"], 2, &["--bogus", "Usage:"]);
     refused(&["bogus"], 2, &["bogus", "Usage:"]);
@@ -354,13 +386,22 @@ fn doctor_survives_files_that_are_no_libraries() {
 fn verify_runs_cases_and_one_case_again() {
     let (code, stdout, stderr) = run(&["verify", "--count", "7", "--seed", "5"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(stdout.contains("7 cases from seed 5"), "{stdout}");
+    assert!(
+        stdout.contains("7 cases from seed 5") && stdout.contains("on the model: "),
+        "{stdout}"
+    );
     assert!(stdout.contains(" 0 wrong"), "{stdout}");
-    let (code, stdout, _) = run(&["verify", "--count", "20", "--seed", "5", "--json"]);
+    let (code, stdout, _) = run(&["verify", "--count", "40", "--seed", "5", "--json"]);
     let json: Value = serde_json::from_str(&stdout).unwrap();
-    let (cases, reductions) = (json["cases"].as_u64(), json["reductions"].as_u64());
-    assert_eq!((code, cases), (0, Some(20)));
-    assert!(reductions.is_some_and(|some| (1..20).contains(&some)), "{stdout}");
+    assert_eq!((code, json["cases"].as_u64()), (0, Some(40)));
+    let with_product = ["GEMM + all-reduce", "GEMM + reduce-scatter", "all-gather + GEMM"];
+    let all = [&with_product[..], &["all-reduce", "reduce-scatter"]].concat();
+    for (list, mut operations) in [("operations", with_product.to_vec()), ("schedules", all)] {
+        operations.sort_unstable();
+        let counts = json[list].as_object().unwrap();
+        assert_eq!(counts.keys().collect::<Vec<_>>(), operations, "{list}");
+        assert_eq!(counts.values().filter_map(Value::as_u64).sum::<u64>(), 40, "{list}");
+    }
     let (code, stdout, _) = run(&["verify", "--seed", "5", "--case", "3", "--json"]);
     let json: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &json["cases"], &json["failure"]), (0, &1.into(), &Value::Null));

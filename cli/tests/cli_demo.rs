@@ -76,6 +76,17 @@ fn demo_runs_reductions() {
 }
 
 #[test]
+fn threads_have_no_reduction_without_a_product() {
+    for operation in ["reduce-scatter", "all-reduce"] {
+        let more = ["--operation", operation];
+        let trace = ["trace", "--host", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2"];
+        for args in [&SMALL_DEMO[..], &trace] {
+            refused(&[args, &more].concat(), 2, &[operation, "gemm-reduce-scatter"]);
+        }
+    }
+}
+
+#[test]
 fn demo_of_one_rank_has_nothing_to_send() {
     let args = ["demo", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1"];
     let (code, stdout, _) = run(&args);

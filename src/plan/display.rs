@@ -113,6 +113,9 @@ fn write_plan(
     write_chunks(f, plan.chunks(), ranks)?;
     writeln!(f, "\nSchedule of rank {rank}, lane by lane: {}", plan.way())?;
     write!(f, "{}", plan.schedule(rank))?;
+    if operation.is_alone() {
+        return Ok(());
+    }
     let order = plan.tile_order(rank).map_err(|_| fmt::Error)?;
     writeln!(f, "\nTiles of rank {rank}: {order}")
 }

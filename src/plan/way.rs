@@ -87,12 +87,12 @@ impl Operation {
     }
 
     /// Whether every rank gets the totals of all rows.
-    pub(crate) fn is_all_reduce(self) -> bool {
+    pub fn is_all_reduce(self) -> bool {
         matches!(self, Operation::GemmAllReduce | Operation::AllReduce)
     }
 
     /// Whether something travels and nothing is multiplied: there is no order of the two to choose.
-    pub(crate) fn is_alone(self) -> bool {
+    pub fn is_alone(self) -> bool {
         matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllReduce)
     }
 

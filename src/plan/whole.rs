@@ -165,9 +165,10 @@ impl Plan {
         &self.chunks
     }
 
-    /// Strategy, engine and pieces.
+    /// Strategy, engine and pieces, as they are carried out: without a product the strategy is sequential.
     pub fn way(&self) -> Way {
-        let PlanOptions { strategy, engine, .. } = self.options;
+        let PlanOptions { operation, strategy, engine, .. } = self.options;
+        let strategy = operation.strategy(strategy);
         Way { strategy, engine, pieces: self.chunks.most_per_rank() }
     }
 

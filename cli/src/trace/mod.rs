@@ -16,7 +16,7 @@ use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, check_link, describe_machine, drawn_options, link};
 use crate::output::DrawnArgs;
-use crate::problem_args::{ProblemArgs, What};
+use crate::problem_args::{ProblemArgs, What, with_product};
 
 /// Record one step, tile by tile and chunk by chunk, on GPUs (under `launch`, torchrun, mpirun or srun) or on threads
 #[derive(clap::Args)]
@@ -24,8 +24,8 @@ pub struct Args {
     #[command(flatten)]
     problem: ProblemArgs,
 
-    /// Operation; a reduction's additions are not drawn [default: all-gather-gemm]
-    #[arg(long, value_enum, requires = "host")]
+    /// Operation [default: all-gather-gemm]
+    #[arg(long, value_enum, value_parser = with_product(), requires = "host")]
     operation: Option<What>,
 
     /// Chunks of each rank's rows [default: the operation's choice]
