@@ -116,5 +116,15 @@ fn a_step_of_every_operation_is_drawn() {
         // A gather moves a rank's rows to itself, too; sums of a rank's own rows stay.
         let stays = sent.iter().any(|sent| sent["from"] == sent["to"]);
         assert_eq!((stays, sent.is_empty()), (operation == "all-gather-gemm", false), "{json}");
+        // Each rank adds up the four chunks of its rows; in an all-reduce it also stores the totals of the others'.
+        let each = match operation {
+            "gemm-reduce-scatter" => 4,
+            "gemm-all-reduce" => 3 * 4,
+            _ => 0,
+        };
+        let added = json["timeline"]["additions"].as_array().unwrap();
+        assert_eq!((added.len(), text.contains("adds up")), (3 * each, each > 0), "{json}");
+        let drawn = fs::read_to_string(&picture).unwrap().matches(r#"class="add""#).count();
+        assert_eq!(drawn, 3 * each);
     }
 }

@@ -133,7 +133,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
 
     /// Takes the record of the steps so far.
     pub fn take_timeline(&mut self) -> Timeline {
-        Timeline { tiles: std::mem::take(&mut self.tiles), transfers: Vec::new() }
+        Timeline { tiles: std::mem::take(&mut self.tiles), ..Timeline::default() }
     }
 
     fn step(

@@ -17,7 +17,7 @@ use super::world::{Memory, StepShape, World};
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Plan, Step};
 use crate::sync::lock;
-use crate::trace::{TileEvent, Timeline, TransferEvent};
+use crate::trace::{AdditionEvent, TileEvent, Timeline, TransferEvent};
 
 /// One rank's handle on the operation.
 #[derive(Debug)]
@@ -36,6 +36,7 @@ pub(crate) struct Member<M> {
     /// Dropped with this handle, which lets the pusher end.
     pusher: mpsc::Sender<Push>,
     tiles: Vec<TileEvent>,
+    additions: Vec<AdditionEvent>,
     transfers: Arc<Mutex<Vec<TransferEvent>>>,
 }
 
@@ -86,6 +87,7 @@ impl<M: Memory> Member<M> {
             over: None,
             steps_begun: 0,
             tiles: Vec::new(),
+            additions: Vec::new(),
             world,
             pusher,
             transfers,
@@ -127,7 +129,8 @@ impl<M: Memory> Member<M> {
     /// Takes what was recorded so far. Transfers of the latest step may still be on their way.
     pub(crate) fn take_timeline(&mut self) -> Timeline {
         let transfers = std::mem::take(&mut *lock(&self.transfers));
-        Timeline { tiles: std::mem::take(&mut self.tiles), transfers }
+        let (tiles, additions) = (&mut self.tiles, &mut self.additions);
+        Timeline { tiles: std::mem::take(tiles), transfers, additions: std::mem::take(additions) }
     }
 
     /// Notes transfers that the caller made itself.
@@ -194,9 +197,20 @@ impl<M: Memory> Member<M> {
         let endpoint = world.endpoint(self.epoch, shape);
         for step in endpoint.after_opening() {
             match step {
-                Step::Multiply { .. } | Step::Reduce { .. } => {
+                Step::Multiply { .. } => {
                     let events = compute(self, step)?;
                     self.tiles.extend(events);
+                }
+                Step::Reduce { chunk } => {
+                    let (origin, rank, epoch, chunk) =
+                        (self.recording(), self.rank, self.epoch, *chunk);
+                    let begin = origin.map(|origin| origin.elapsed());
+                    compute(self, step)?;
+                    let event = origin.zip(begin).map(|(origin, begin)| {
+                        let done = origin.elapsed();
+                        AdditionEvent { rank, epoch, chunk, begin, done }
+                    });
+                    self.additions.extend(event);
                 }
                 Step::Post { word, to, age } => {
                     endpoint.post(*word, *to, endpoint.epoch.wrapping_sub(*age));

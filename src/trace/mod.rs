@@ -1,6 +1,7 @@
 //! Timelines: the record of one or more steps, as executors write it.
 //!
-//! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer, all on one clock.
+//! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer, and in a reduction each
+//! addition, all on one clock.
 //! Invariant: times are durations since the group's common origin, so records of several ranks can be merged. `text` and
 //! `svg` draw a timeline, `summary` adds up, `ranks` merges records of different clocks.
 
@@ -57,6 +58,21 @@ pub struct TransferEvent {
     pub signalled: Duration,
 }
 
+/// One chunk of a reduction on the rank that adds up all ranks' sums of it, or that stores a total which has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdditionEvent {
+    /// The rank that added, or stored.
+    pub rank: u32,
+    /// The epoch of the step.
+    pub epoch: u32,
+    /// The chunk.
+    pub chunk: u32,
+    /// When all that it needs had arrived.
+    pub begin: Duration,
+    /// When its rows of D were written.
+    pub done: Duration,
+}
+
 /// The record of one or more ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
@@ -64,6 +80,9 @@ pub struct Timeline {
     pub tiles: Vec<TileEvent>,
     /// Transfers, in the order in which each sender sent them.
     pub transfers: Vec<TransferEvent>,
+    /// Additions, in the order of each rank. A product that adds up has none: its tiles are written when that is done.
+    #[serde(default)]
+    pub additions: Vec<AdditionEvent>,
 }
 
 impl Timeline {
@@ -71,6 +90,7 @@ impl Timeline {
     pub fn merge(&mut self, other: Timeline) {
         self.tiles.extend(other.tiles);
         self.transfers.extend(other.transfers);
+        self.additions.extend(other.additions);
     }
 
     /// Only the events of one epoch.
@@ -78,13 +98,20 @@ impl Timeline {
         Timeline {
             tiles: self.tiles.iter().filter(|tile| tile.epoch == epoch).copied().collect(),
             transfers: self.transfers.iter().filter(|sent| sent.epoch == epoch).copied().collect(),
+            additions: self
+                .additions
+                .iter()
+                .filter(|added| added.epoch == epoch)
+                .copied()
+                .collect(),
         }
     }
 
     /// The first instant of any event.
     pub fn begin(&self) -> Duration {
         let tiles = self.tiles.iter().map(|tile| tile.wait_begin);
-        tiles.chain(self.transfers.iter().map(|sent| sent.begin)).min().unwrap_or_default()
+        let begins = tiles.chain(self.transfers.iter().map(|sent| sent.begin));
+        begins.chain(self.additions.iter().map(|added| added.begin)).min().unwrap_or_default()
     }
 
     /// From the first event to the last.
@@ -95,6 +122,7 @@ impl Timeline {
     /// The last instant of any event.
     pub fn end(&self) -> Duration {
         let ends = self.tiles.iter().map(|tile| tile.done);
-        ends.chain(self.transfers.iter().map(|sent| sent.signalled)).max().unwrap_or_default()
+        let ends = ends.chain(self.transfers.iter().map(|sent| sent.signalled));
+        ends.chain(self.additions.iter().map(|added| added.done)).max().unwrap_or_default()
     }
 }

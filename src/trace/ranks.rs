@@ -79,6 +79,9 @@ impl Timeline {
         for sent in &mut self.transfers {
             [&mut sent.begin, &mut sent.signalled].into_iter().for_each(shift);
         }
+        for added in &mut self.additions {
+            [&mut added.begin, &mut added.done].into_iter().for_each(shift);
+        }
     }
 }
 
@@ -111,7 +114,7 @@ fn nanos(time: Duration) -> i128 {
 mod tests {
     use super::*;
     use crate::plan::Tile;
-    use crate::trace::TileEvent;
+    use crate::trace::{AdditionEvent, TileEvent};
 
     fn us(micros: u64) -> Duration {
         Duration::from_micros(micros)
@@ -129,27 +132,34 @@ mod tests {
         TransferEvent { from, to: 1 - from, epoch: 0, chunk, begin, signalled }
     }
 
+    fn added(rank: u32, begin: u64, done: u64) -> AdditionEvent {
+        AdditionEvent { rank, epoch: 0, chunk: rank, begin: us(begin), done: us(done) }
+    }
+
     #[test]
     fn clocks_are_set_so_that_rows_are_used_behind_their_signals() {
         // Rank 1 began 30 µs after rank 0; both see the other's rows 2 µs after they were signalled.
         let zero = Timeline {
             tiles: vec![tile(0, 0, [0, 0, 40]), tile(0, 1, [40, 82, 100])],
             transfers: vec![sent(0, 0, 10, 50)],
+            ..Timeline::default()
         };
         let one = Timeline {
             tiles: vec![tile(1, 1, [0, 0, 20]), tile(1, 0, [20, 22, 60])],
             transfers: vec![sent(1, 1, 5, 50)],
+            additions: vec![added(1, 60, 70)],
         };
         let all = Timeline::of_ranks(vec![zero, one], |chunk| chunk);
         assert_eq!(all.transfers, [sent(0, 0, 10, 50), sent(1, 1, 35, 80)]);
         assert_eq!(all.tiles[3].ready, us(52));
+        assert_eq!(all.additions, [added(1, 90, 100)]);
     }
 
     #[test]
     fn tiles_that_wait_for_nothing_are_no_sign_of_a_transfer() {
         let of = |rank| Timeline {
             tiles: vec![tile(rank, u32::MAX, [7, 7, 20])],
-            transfers: Vec::new(),
+            ..Timeline::default()
         };
         let no_chunk = |chunk| panic!("nobody has chunk {chunk}");
         assert_eq!(Timeline::of_ranks(vec![of(0), of(1)], no_chunk).transfers, []);
@@ -161,6 +171,7 @@ mod tests {
         let of = |rank: u32, used| Timeline {
             tiles: vec![tile(rank, rank, [0, 1, 8]), tile(rank, 1 - rank, [2, used, 20])],
             transfers: vec![sent(rank, rank, 0, 12)],
+            ..Timeline::default()
         };
         let all = Timeline::of_ranks(vec![of(0, 9), of(1, 10)], |chunk| chunk);
         // They seem to be used 3 and 2 µs too early: the clocks are set so that it is as much on both.
@@ -174,7 +185,7 @@ mod tests {
     fn without_transfers_steps_begin_at_once_and_chunks_come_when_they_are_used() {
         let of = |rank, other| Timeline {
             tiles: vec![tile(rank, rank, [7, 8, 20]), tile(rank, other, [20, 25, 60])],
-            transfers: Vec::new(),
+            ..Timeline::default()
         };
         let all = Timeline::of_ranks(vec![of(0, 1), of(1, 0)], |chunk| chunk);
         assert_eq!(all.begin(), Duration::ZERO);

@@ -158,7 +158,7 @@ mod tests {
             ready: us(times[1]),
             done: us(times[2]),
         };
-        Timeline { tiles: tiles.iter().map(event).collect(), transfers: Vec::new() }
+        Timeline { tiles: tiles.iter().map(event).collect(), ..Timeline::default() }
     }
 
     #[test]

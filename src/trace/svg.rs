@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Timeline, TransferEvent};
+use super::{AdditionEvent, Timeline, TransferEvent};
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 130.0;
@@ -33,7 +33,7 @@ const PALETTE: [&str; 8] =
 const STYLE: &str = "\
 text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}\
 .axis{stroke:#999;stroke-width:1}.grid{stroke:#999;stroke-opacity:.25}.wait{fill:#888;fill-opacity:.35}.push{fill-opacity:.55}\
-.lanes{fill:#888;fill-opacity:.08}.tile{stroke:#fff;stroke-opacity:.5;stroke-width:.4}\
+.add{fill-opacity:.85}.lanes{fill:#888;fill-opacity:.08}.tile{stroke:#fff;stroke-opacity:.5;stroke-width:.4}\
 @media(prefers-color-scheme:dark){text{fill:#ddd}.tile{stroke:#000}.back{fill:#16181c}}.back{fill:#fff}\
 @media(prefers-color-scheme:dark){.back{fill:#16181c}}";
 
@@ -108,10 +108,11 @@ impl Timeline {
         picture + &body + "</svg>\n"
     }
 
-    /// All ranks that have computed, sent or received anything.
+    /// All ranks that have computed, sent, received or added anything.
     fn ranks(&self) -> BTreeSet<u32> {
         let tiles = self.tiles.iter().map(|tile| tile.rank);
-        tiles.chain(self.transfers.iter().flat_map(|sent| [sent.from, sent.to])).collect()
+        let ranks = tiles.chain(self.transfers.iter().flat_map(|sent| [sent.from, sent.to]));
+        ranks.chain(self.additions.iter().map(|added| added.rank)).collect()
     }
 
     fn workers_of(&self, rank: u32) -> Vec<u32> {
@@ -141,6 +142,7 @@ impl Drawing<'_> {
         self.draw_signals(rank);
         self.y += 2.0;
         self.draw_tiles(rank);
+        self.draw_additions(rank);
         self.y += 10.0;
     }
 
@@ -236,6 +238,28 @@ impl Drawing<'_> {
             );
         }
         self.y += height.max(LEAST);
+    }
+
+    /// A row for all chunks of a reduction that the rank adds up, or stores.
+    fn draw_additions(&mut self, rank: u32) {
+        let mut added =
+            self.timeline.additions.iter().filter(|added| added.rank == rank).peekable();
+        if added.peek().is_none() {
+            return;
+        }
+        self.row_name(PUSH_ROW - 2.0, "adds up");
+        for AdditionEvent { chunk, begin, done, .. } in added {
+            let (begin, end) = (self.axis.x(*begin), self.axis.x(*done));
+            let _ = writeln!(
+                self.body,
+                r#"<rect class="add" x="{begin:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {chunk}</title></rect>"#,
+                self.y + 1.0,
+                (end - begin).max(0.2),
+                PUSH_ROW - 3.0,
+                colour(rank),
+            );
+        }
+        self.y += PUSH_ROW;
     }
 
     /// Writes the name of a row to its left, so far below the beginning of the line.

@@ -25,6 +25,7 @@ fn timeline() -> Timeline {
             begin: us(105),
             signalled: us(128),
         }],
+        ..Timeline::default()
     }
 }
 
@@ -70,6 +71,20 @@ fn the_legend_names_whose_rows_there_are_and_stays_on_the_picture() {
             assert!(x.parse::<f64>().unwrap() + 6.2 * letters as f64 <= WIDTH, "{entry}");
         }
     }
+}
+
+#[test]
+fn additions_have_a_row_of_their_own() {
+    let mut step = step(3, 4, 7);
+    let end = step.end();
+    let added =
+        |rank| AdditionEvent { rank, epoch: 1, chunk: 2 * rank, begin: end, done: end + us(9) };
+    step.additions = (0..3).flat_map(|rank| [added(rank), added(rank)]).collect();
+    assert_eq!(step.span(), step.end() - us(5));
+    let picture = step.to_svg("a reduction");
+    assert_readable(&picture);
+    assert_eq!(picture.matches(">adds up<").count(), 3);
+    assert_eq!(picture.matches("class=\"add\"").count(), 6);
 }
 
 /// What is written on a picture, with the room that it takes: left, top, right, bottom.

@@ -1,7 +1,7 @@
 //! A timeline as text: chunks arriving and tiles running, a block a rank.
 //!
-//! Invariant: all lanes of a block share one time axis. A column shows the last transfer that ended in it, or the tile that
-//! ran in it.
+//! Invariant: all lanes of a block share one time axis. A column shows the last transfer that ended in it, or the tile or the
+//! addition that ran in it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,11 +11,13 @@ use super::Timeline;
 
 const RUNS: char = '█';
 const WAITS: char = '·';
+const ADDS: char = '+';
 const IDLE: char = ' ';
 
-/// The meaning of the marks.
+/// The meaning of the marks, and of those of a reduction.
 const LEGEND: &str = "chunks: the rank a chunk came from, where it arrived; \
                       workers: █ computes a tile, · waits for a chunk";
+const ADDITIONS: &str = "; adds up: + adds all ranks' sums of a chunk, or stores a total";
 
 impl Timeline {
     /// The timeline in `columns` columns, at least 16.
@@ -34,6 +36,7 @@ impl Timeline {
     ///     transfers: vec![TransferEvent {
     ///         from: 1, to: 0, epoch: 1, chunk: 3, begin: ms(0), signalled: ms(8),
     ///     }],
+    ///     ..Timeline::default()
     /// };
     /// let text = timeline.to_text(16);
     /// assert!(text.contains("│        1       │"), "{text}");
@@ -62,6 +65,12 @@ impl Timeline {
             lane[wait..run].iter_mut().filter(|mark| **mark == IDLE).for_each(|mark| *mark = WAITS);
             lane[run..=end].fill(RUNS);
         }
+        for added in &self.additions {
+            let block = blocks.entry(added.rank).or_insert_with(|| Block::new(columns));
+            let lane = block.additions.get_or_insert_with(|| vec![IDLE; columns]);
+            let begin = column(added.begin);
+            lane[begin..=column(added.done).max(begin)].fill(ADDS);
+        }
         let mut text = String::new();
         let axis = format!("{:.3} ms", span.as_secs_f64() * 1e3);
         // Writing into a String cannot fail.
@@ -72,8 +81,14 @@ impl Timeline {
             for (worker, marks) in block.workers {
                 lane(&mut text, "", &format!("worker{worker}"), &marks);
             }
+            if let Some(marks) = block.additions {
+                lane(&mut text, "", "adds up", &marks);
+            }
         }
         text.push_str(LEGEND);
+        if !self.additions.is_empty() {
+            text.push_str(ADDITIONS);
+        }
         text.push('\n');
         text
     }
@@ -83,11 +98,13 @@ impl Timeline {
 struct Block {
     chunks: Vec<char>,
     workers: BTreeMap<u32, Vec<char>>,
+    /// Nothing where a rank adds nothing up.
+    additions: Option<Vec<char>>,
 }
 
 impl Block {
     fn new(columns: usize) -> Self {
-        Block { chunks: vec![IDLE; columns], workers: BTreeMap::new() }
+        Block { chunks: vec![IDLE; columns], workers: BTreeMap::new(), additions: None }
     }
 }
 
@@ -104,11 +121,29 @@ fn rank_mark(rank: u32) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::TileEvent;
+    use crate::trace::{AdditionEvent, TileEvent};
 
     #[test]
     fn an_empty_timeline_is_an_axis() {
         assert!(Timeline::default().to_text(0).starts_with("  "));
+    }
+
+    #[test]
+    fn additions_have_a_lane_behind_the_workers() {
+        let ms = Duration::from_millis;
+        let added = |begin, done| AdditionEvent {
+            rank: 1,
+            epoch: 0,
+            chunk: 0,
+            begin: ms(begin),
+            done: ms(done),
+        };
+        let tile = TileEvent { rank: 1, done: ms(8), ..TileEvent::default() };
+        let (tiles, additions) = (vec![tile], vec![added(9, 12), added(15, 16)]);
+        let text = Timeline { tiles, additions, ..Timeline::default() }.to_text(16);
+        let lanes: Vec<_> = text.lines().filter(|line| line.contains('│')).collect();
+        assert!(lanes[2].contains("adds up  │         ++++  +│"), "{text}");
+        assert!(text.ends_with("or stores a total\n"), "{text}");
     }
 
     #[test]
@@ -117,6 +152,6 @@ mod tests {
         let event =
             |wait_begin, ready, done| TileEvent { wait_begin, ready, done, ..TileEvent::default() };
         let tiles = vec![event(early, late, early), event(late, early, early)];
-        assert!(Timeline { tiles, transfers: Vec::new() }.to_text(16).contains(RUNS));
+        assert!(Timeline { tiles, ..Timeline::default() }.to_text(16).contains(RUNS));
     }
 }
