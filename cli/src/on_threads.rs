@@ -172,18 +172,16 @@ pub fn bytes_sent(plan: &Plan) -> u128 {
     let (problem, operation) = (plan.problem(), plan.options().operation);
     let bytes = |rows| bytes_of(problem, operation, rows);
     let (shards, others) = (problem.shards(), u128::from(problem.ranks().saturating_sub(1)));
-    match operation {
-        Operation::GemmReduceScatter => {
-            bytes(problem.m() - shards.to_rows().into_iter().min().unwrap_or(0))
-        }
+    if plan.has_two_shots() {
         // The sums of the others' rows, and the totals of its own to each of them.
-        Operation::GemmAllReduce if plan.has_two_shots() => {
-            let own = shards.most_rows();
-            let total = bytes_of_totals(problem, own);
-            bytes(problem.m() - own) + total * others
-        }
-        Operation::GemmAllReduce => bytes(problem.m()) * others,
-        _ => bytes(shards.most_rows()) * others,
+        let own = shards.most_rows();
+        bytes(problem.m() - own) + bytes_of_totals(problem, own) * others
+    } else if operation.is_all_reduce() {
+        bytes(problem.m()) * others
+    } else if operation.reduces() {
+        bytes(problem.m() - shards.to_rows().into_iter().min().unwrap_or(0))
+    } else {
+        bytes(shards.most_rows()) * others
     }
 }
 

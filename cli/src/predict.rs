@@ -1,16 +1,16 @@
 //! `overlap-gemm predict`: the predicted time of a step on other machines.
 //!
-//! Numbers of ranks stand one below the other: every strategy's time, and that of the plain GEMM. Invariant: all figures of a
+//! Numbers of ranks stand one below the other: every strategy's time, and that of the plain GEMM if there is one. Invariant: all figures of a
 //! machine are the library's or the caller's; all times are of the same machine.
 
 use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
-use overlap_gemm::kernels::all_kernels;
+use overlap_gemm::kernels::{Kernel, all_kernels};
 use overlap_gemm::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
-use overlap_gemm::tune::{Anything, Asked, Tuning};
+use overlap_gemm::tune::{Anything, Asked, Multiplying, Tuning};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long)]
     n: u64,
 
-    /// Columns of A, the summed dimension; in a reduction, each rank's slice of it
+    /// Columns of A, the summed dimension; in a reduction, each rank's slice of it, which counts with a product alone
     #[arg(long)]
     k: u64,
 
@@ -69,6 +69,7 @@ const EXAMPLES: &str = "\
 Examples:
   overlap-gemm predict --m 4096 --n 3584 --k 8192
   overlap-gemm predict --m 1024 --n 8192 --k 3584 --operation gemm-reduce-scatter
+  overlap-gemm predict --m 1024 --n 8192 --k 16 --operation all-reduce
   overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
   overlap-gemm predict --m 4096 --n 3584 --k 8192 --types e4m3 --scaling rows --link 190";
 
@@ -128,7 +129,7 @@ struct Case {
     m: u32,
     n: u32,
     k: u32,
-    /// Bytes that each rank receives: rows, or sums.
+    /// Bytes that each rank receives: rows, or sums, which copy engines send.
     received_bytes: u64,
     predictions: Vec<Prediction>,
 }
@@ -141,9 +142,9 @@ struct Prediction {
     strategy: String,
     engine: Engine,
     pieces: u32,
-    kernel: String,
-    swizzle: u32,
-    splits: u32,
+    /// Nothing where nothing is multiplied.
+    #[serde(flatten)]
+    multiplying: Option<Multiplying>,
     total_us: f64,
     first_tile_us: f64,
     gathered_us: f64,
@@ -155,13 +156,16 @@ struct Prediction {
 impl Case {
     /// Predicts every strategy as the rules plan it, and the library's choice.
     fn of(machine: &Machine, problem: &Problem, operation: Operation) -> Predicted<Case> {
-        let mut setups = vec![Setup::gemm(machine, problem)?];
+        let is_alone = operation.is_alone();
+        let plain = (!is_alone).then(|| Setup::gemm(machine, problem)).transpose()?;
+        let mut setups: Vec<Setup> = plain.into_iter().collect();
         let auto = if operation.reduces() {
             for way in ways_of_sums(problem, operation, None) {
                 let (kernels, sums) = (all_kernels(), Partials::Bf16);
                 setups.push(Setup::of_sums(kernels, machine, problem, operation, way, sums)?);
             }
-            fastest(machine, problem, &setups[1..])
+            // Without a product the library's choice is a rule, not a prediction.
+            (!is_alone).then(|| fastest(machine, problem, &setups[1..])).flatten()
         } else {
             for strategy in Strategy::ALL {
                 setups.push(Setup::usual(machine, problem, strategy)?);
@@ -207,6 +211,12 @@ fn fastest(machine: &Machine, problem: &Problem, setups: &[Setup]) -> Option<Set
     ranked(&machine, problem, setups.to_vec()).into_iter().next().map(|(setup, _)| setup)
 }
 
+fn multiplying(setup: &Setup) -> Multiplying {
+    let Setup { kernel, swizzle, splits, .. } = setup.clone();
+    let Kernel { name, tile, cluster, .. } = kernel;
+    Multiplying { kernel: name, tile, cluster, swizzle, splits }
+}
+
 impl Prediction {
     fn new(machine: &Machine, problem: &Problem, setup: &Setup, auto: bool) -> Predicted<Self> {
         let estimate = estimate(machine, &setup.plan(problem)?, setup)?;
@@ -219,9 +229,7 @@ impl Prediction {
             },
             engine: setup.way.engine,
             pieces: setup.way.pieces,
-            kernel: setup.kernel.name.clone(),
-            swizzle: setup.swizzle,
-            splits: setup.splits,
+            multiplying: (!setup.operation.is_alone()).then(|| multiplying(setup)),
             total_us: us(estimate.total),
             first_tile_us: us(estimate.first_tile),
             gathered_us: us(estimate.gathered),
@@ -268,9 +276,12 @@ impl fmt::Display for Shown {
             }
             writeln!(f)?;
         }
-        writeln!(
-            f,
-            "\nplain: the GEMM alone, its inputs already there; auto: the library's choice by these predictions"
-        )
+        match headings.contains(&"plain") {
+            true => writeln!(
+                f,
+                "\nplain: the GEMM alone, its inputs already there; auto: the library's choice by these predictions"
+            ),
+            false => writeln!(f, "\nsequential: by copy engines, which send the MB received"),
+        }
     }
 }

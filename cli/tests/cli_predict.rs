@@ -70,6 +70,30 @@ fn reductions_are_predicted_by_each_way_that_gpus_have() {
 }
 
 #[test]
+fn reductions_without_a_product_are_predicted_by_copies_and_by_a_kernel() {
+    let mut received = Vec::new();
+    for operation in ["reduce-scatter", "all-reduce"] {
+        let json = predicted("1,2,72", &["--operation", operation]);
+        for case in json["cases"].as_array().unwrap() {
+            let all = case["predictions"].as_array().unwrap();
+            // A kernel has 32 ranks at most.
+            assert_eq!(all.len(), if case["ranks"] == 72 { 1 } else { 2 }, "{case}");
+            for one in all {
+                assert_eq!((&one["strategy"], &one["auto"]), (&"sequential".into(), &false.into()));
+                assert!(one.get("kernel").is_none() && number(one, "total_us") > 0.0, "{one}");
+            }
+            received.push(number(case, "received_bytes"));
+        }
+        let args = [&SMALL[..], &["2,72", "--operation", operation]].concat();
+        let (code, stdout, _) = run(&args);
+        assert!(code == 0 && stdout.contains("by kernel") && !stdout.contains("plain"), "{stdout}");
+    }
+    // Of 1000 rows of 512 sums, two bytes each: the other ranks' of the own rows, 13 or 14 of 72 ranks; or of all rows.
+    let all = 1000.0 * 1024.0;
+    assert_eq!(received, [0.0, all / 2.0, 987.0 * 1024.0, 0.0, all, 71.0 * all]);
+}
+
+#[test]
 fn n_can_be_that_of_all_ranks_and_the_link_another() {
     let json = predicted("2,8", &["--split-n", "--link", "100"]);
     let columns: Vec<_> = json["cases"].as_array().unwrap().iter().map(|case| &case["n"]).collect();

@@ -33,7 +33,7 @@ pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> 
     let (ranks, some) = match (options.strategy, alike) {
         _ if options.operation == Operation::Gemm => (1, 1),
         // Each adds up the same chunks, but its own are complete last.
-        (_, true) if options.operation == Operation::GemmAllReduce => (problem.ranks(), ENOUGH),
+        (_, true) if options.operation.is_all_reduce() => (problem.ranks(), ENOUGH),
         (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
         (_, true) => (1, 1),
         (_, false) => (problem.ranks(), problem.ranks()),
@@ -75,8 +75,8 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
     let others = u64::from(plan.problem().ranks() - 1);
     let to_all = match setup.operation {
         // Sums, and totals.
-        Operation::GemmAllReduce if plan.has_two_shots() => 2,
-        Operation::GemmAllReduce => others + 1,
+        operation if operation.is_all_reduce() && plan.has_two_shots() => 2,
+        operation if operation.is_all_reduce() => others + 1,
         _ => 1,
     };
     let sent = u64::from(chunks) * others * to_all;

@@ -1,7 +1,7 @@
 //! The predicted time of a step, from a plan and a machine's figures, by discrete events.
 //!
-//! [`estimate()`] predicts the end of a step and its waits; [`timeline()`] predicts the time of every tile and every
-//! transfer, as the [`Timeline`] that executors record, so that both can be drawn side by side.
+//! [`estimate()`] predicts the end of a step and its waits; [`timeline()`] predicts the time of every tile, transfer
+//! and addition, as the [`Timeline`] that executors record, so that both can be drawn side by side.
 //!
 //! ```text
 //!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   arrival of the rows, or sums
@@ -93,7 +93,7 @@ pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimat
         }
     }
     let (rank, mut outcome) = slowest;
-    if plan.options().operation == Operation::GemmAllReduce {
+    if plan.options().operation.is_all_reduce() {
         // All ranks do the same work in other orders. Who ends a step late receives more of the next one's sums in time, so
         // that a step takes the mean.
         outcome.end = mean(&ends);
@@ -101,7 +101,7 @@ pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimat
     Ok(outcome.estimate(last_arrival(&transfers, plan, rank)))
 }
 
-/// When every tile and every transfer of `ranks` would be in a step of `plan` under `setup`.
+/// When every tile, every transfer and every addition of `ranks` would be in a step of `plan` under `setup`.
 ///
 /// ```
 /// use overlap_gemm::plan::{Problem, Strategy};
@@ -131,7 +131,7 @@ pub fn timeline(
     let step = Step { machine, plan, setup, transfers: &transfers, idle };
     let mut timeline = Timeline::default();
     for rank in ranks {
-        step.run(rank, Some(&mut timeline.tiles))?;
+        step.run(rank, Some(&mut timeline))?;
         if setup.operation == Operation::Gemm {
             continue;
         }
@@ -223,5 +223,7 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
     machine.check(&setup.kernel)
 }
 
+#[cfg(test)]
+mod reduction_tests;
 #[cfg(test)]
 mod tests;

@@ -102,6 +102,8 @@ impl Sender {
                 streams.resize(stream + 1, Vec::new());
             }
             match step {
+                // A kernel brings its rank's own sums to where the others read them.
+                Step::Move { to, .. } if sums.is_some() && to == rank => {}
                 Step::Move { chunk, to } => {
                     // A kernel's blocks fence once for all that they signal together; the wait for totals is one of its own.
                     let once =

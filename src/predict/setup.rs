@@ -21,7 +21,7 @@ pub struct Setup {
     pub operation: Operation,
     /// How rows travel, and what they meet.
     pub way: Way,
-    /// What multiplies; in a reduction it computes sums, in the type in which they travel.
+    /// What multiplies; in a reduction it computes sums, in the type in which they travel. Without a product, its D alone counts.
     pub kernel: Kernel,
     /// Unit rows that sweep over the columns together.
     pub swizzle: u32,
@@ -163,6 +163,8 @@ pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>
         ways.push(Way { strategy: Strategy::Sequential, engine: Engine::EXCHANGING, pieces });
     }
     ways.extend(fused);
+    // Without a product there is no order of multiplying and sending to choose.
+    ways.retain(|way| !operation.is_alone() || way.strategy == Strategy::Sequential);
     ways
 }
 

@@ -16,10 +16,10 @@ use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
     Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
 };
-use crate::trace::TileEvent;
+use crate::trace::{AdditionEvent, TileEvent, Timeline};
 
-/// Where each tile is recorded, if anywhere.
-pub(super) type Record<'a> = Option<&'a mut Vec<TileEvent>>;
+/// Where each tile and addition is recorded, if anywhere.
+pub(super) type Record<'a> = Option<&'a mut Timeline>;
 
 /// The outcome of one rank.
 #[derive(Clone, Debug, Default)]
@@ -74,11 +74,8 @@ impl Step<'_> {
         let (m, options) = (self.plan.problem().m(), self.plan.options());
         let is_kernel = matches!(options.engine, Engine::Kernel { .. });
         let adds_up = options.operation.products_add_up(options.strategy, options.engine);
-        let arrived = if options.operation.reduces() {
-            self.transfers.sums_at(rank)
-        } else {
-            BTreeMap::new()
-        };
+        let reduces = options.operation.reduces();
+        let arrived = if reduces { self.transfers.sums_at(rank) } else { BTreeMap::new() };
         let (busy, whole) = (self.transfers.busy(rank), self.plan.tile_order(rank)?);
         let mut all = Outcome {
             complete: vec![0.0; self.plan.chunks().len() as usize],
@@ -89,6 +86,11 @@ impl Step<'_> {
         let (mut there, mut awaited) = (0.0f64, false);
         let added_up = self.plan.added_up(rank);
         let mut beginning_by_kernel = self.machine.exchange_us;
+        let note = |record: &mut Record<'_>, chunk, begin, done| {
+            let [begin, done] = [begin, done].map(duration);
+            let event = AdditionEvent { rank, epoch: 0, chunk, begin, done };
+            record.iter_mut().for_each(|timeline| timeline.additions.push(event));
+        };
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
                 Does::Await { word: Word::Partial { chunk, from }, .. } => {
@@ -96,11 +98,23 @@ impl Step<'_> {
                     awaited = true;
                     continue;
                 }
+                // Copies read the caller's memory: its sums, or the D whose totals they send.
+                Does::Await { word: Word::Sent { .. }, age: 0 } => {
+                    there = there.max(self.transfers.sent_at(rank));
+                    continue;
+                }
+                // Without a product the kernel copies the rank's sums to where the others read them.
+                Does::Move { chunk, to } if is_kernel && reduces && *to == rank => {
+                    now += self.machine.adding(options.engine, self.copied_bytes(*chunk));
+                    continue;
+                }
                 // The product of these rows has added them up.
                 Does::Reduce { chunk } if adds_up && added_up.contains(chunk) => continue,
                 // A kernel behind the product reads all ranks' sums where they lie: all products take as long as this one.
                 Does::Reduce { chunk } if is_kernel && added_up.contains(chunk) => {
-                    now += std::mem::take(&mut beginning_by_kernel) + self.read_us(*chunk);
+                    let begin = now + std::mem::take(&mut beginning_by_kernel);
+                    now = begin + self.read_us(*chunk);
+                    note(&mut record, *chunk, begin, now);
                     awaited = false;
                     all.complete[*chunk as usize] = now;
                     continue;
@@ -112,9 +126,10 @@ impl Step<'_> {
                     // Of a total that has arrived, one rank's is read.
                     let read =
                         if added_up.contains(chunk) { self.plan.problem().ranks() } else { 1 };
-                    now = now.max(there)
-                        + if is_kernel { 0.0 } else { beginning }
-                        + self.machine.adding(options.engine, self.added_bytes(*chunk, read));
+                    let begin = now.max(there) + if is_kernel { 0.0 } else { beginning };
+                    let bytes = self.added_bytes(*chunk, read);
+                    now = begin + self.machine.adding(options.engine, bytes);
+                    note(&mut record, *chunk, begin, now);
                     continue;
                 }
                 _ if *lane != Lane::Compute => continue,
@@ -167,9 +182,8 @@ impl Step<'_> {
             multiplied = now;
             products += 1;
         }
-        // Totals are sent from D, which the caller may write when the step has ended.
-        let sent =
-            if self.plan.sends_totals(rank, rank) { self.transfers.sent_at(rank) } else { 0.0 };
+        // A kernel sends totals itself.
+        let sent = if is_kernel && reduces { self.transfers.sent_at(rank) } else { 0.0 };
         all.end = now.max(there).max(sent);
         all.idle = all.end - multiplied;
         Ok(all)
@@ -243,6 +257,12 @@ impl Step<'_> {
         bytes / self.machine.rate(self.plan.options().engine)
     }
 
+    /// What copying a rank's own sums of a chunk reads and writes.
+    fn copied_bytes(&self, chunk: u32) -> f64 {
+        let size = f64::from(2 * self.setup.kernel.elements.d.size());
+        self.plan.chunks().rows(chunk).len() as f64 * f64::from(self.plan.problem().n()) * size
+    }
+
     /// What adding up a chunk reads and writes: the sums of that many ranks, and D.
     fn added_bytes(&self, chunk: u32, ranks: u32) -> f64 {
         let problem = self.plan.problem();
@@ -306,7 +326,7 @@ impl Product {
                 let at = |chunk: &u32| arrival.last[*chunk as usize];
                 let later = |a: &u32, b: &u32| at(a).total_cmp(&at(b));
                 let need = order.chunks_of(tile).max_by(later);
-                record.push(TileEvent {
+                record.tiles.push(TileEvent {
                     worker: (worker as u64 * tiles + within) as u32,
                     tile,
                     // A part of the rows has one chunk of its own: the event says which that is of all.
