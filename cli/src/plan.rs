@@ -86,7 +86,7 @@ enum Mover {
     Copies,
     /// A kernel before the product; in a reduction one that adds up, with --strategy sequential
     Kernel,
-    /// NCCL, with --strategy sequential and one chunk a rank; not in a reduction
+    /// NCCL, with --strategy sequential and one chunk a rank
     Nccl,
 }
 
