@@ -252,7 +252,7 @@ typedef struct og_failure {
     uint32_t tile_m;
     uint32_t tile_n;
     /* Not 0: this rank gave up. It may have written where others still read, or sent a total of which sums are missing; or it did
-     * not wait for their signals to the end. Every rank's host reads it, so it precedes, by a fence of the whole system, whatever
+     * not wait for their signals to the end. Every rank's host reads it, so it precedes, by a fence of the whole system, all that
      * this rank sends or signals from then on. */
     uint32_t gave_up;
     uint32_t reserved;

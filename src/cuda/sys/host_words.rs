@@ -120,7 +120,7 @@ impl HostWords {
         let page = Page::of(file.as_fd())?;
         let start = page.0.as_ptr().cast();
         let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
-        // SAFETY: the context is current; so many bytes are mapped there, and they stay until `drop` has unregistered them.
+        // SAFETY: the context is current; BYTES are mapped there, and they stay until `drop` has unregistered them.
         unsafe { sys::cuMemHostRegister_v2(start, BYTES, flags) }
             .result()
             .in_call("cuMemHostRegister")?;
