@@ -7,6 +7,8 @@ mod gpu;
 mod mutants;
 #[path = "common/processes.rs"]
 mod processes;
+#[path = "common/scenes.rs"]
+mod scenes;
 
 #[path = "gpu_gather/all_gather.rs"]
 mod all_gather;

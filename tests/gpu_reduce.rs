@@ -5,6 +5,10 @@
 mod gpu;
 #[path = "common/mutants.rs"]
 mod mutants;
+#[path = "common/processes.rs"]
+mod processes;
+#[path = "common/scenes.rs"]
+mod scenes;
 
 #[path = "gpu_reduce/alone.rs"]
 mod alone;
@@ -12,6 +16,8 @@ mod alone;
 mod faults;
 #[path = "gpu_reduce/graphs.rs"]
 mod graphs;
+#[path = "gpu_reduce/lost_ranks.rs"]
+mod lost_ranks;
 #[path = "gpu_reduce/nccl.rs"]
 mod nccl;
 #[path = "gpu_reduce/results.rs"]

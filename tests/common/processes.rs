@@ -53,10 +53,15 @@ pub fn ended(child: Child) -> (ExitStatus, String) {
     (output.status, text.into_owned())
 }
 
+/// Sends a signal to a process, perhaps to this one.
+pub fn signal(process: u32, signal: &str) {
+    let kill = format!("kill -{signal} {process}");
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+}
+
 /// Ends this process as nothing else would.
 pub fn die() -> ! {
-    let kill = format!("kill -9 {}", std::process::id());
-    let _ = Command::new("sh").args(["-c", &kill]).status();
+    signal(std::process::id(), "KILL");
     std::thread::sleep(std::time::Duration::from_secs(60));
     unreachable!("killed");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::gpu::call::{self, Call, call, of_gathered};
 use crate::gpu::case::Case;
-use crate::gpu::inputs::{read_bytes, shards, some_rows};
+use crate::gpu::inputs::{read_bytes, shards, shuffled, some_rows};
 use crate::gpu::memory::InUse;
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels};
@@ -436,9 +436,7 @@ fn ten_thousand_steps_with_delays_are_right() {
             for _ in 0..BURSTS {
                 all.iter_mut().for_each(|work| work.call.poison_d(stream));
                 // The same order on all ranks.
-                let mut order: Vec<usize> = (0..BURST).collect();
-                (1..BURST).for_each(|i| order.swap(i, random.within(0..=i as u64) as usize));
-                for &at in &order {
+                for at in shuffled(0..BURST, &mut random) {
                     if delays.within(0..=9) == 0 {
                         std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
                     }

@@ -1,7 +1,7 @@
 //! GEMM + reduce-scatter when a rank does not come, leaves, does something else, or is asked to stop.
 //!
-//! What belongs here: what each rank is told, and that nothing of a failed step passes for a result. Ranks are threads; what
-//! happens to processes is tested with gathers, which have the same words (`tests/gpu_gather/faults.rs`).
+//! What belongs here: what each rank is told, and that nothing of a failed step passes for a result. Ranks are threads;
+//! those that are killed or stopped are processes (`lost_ranks`).
 //! Invariant: no rank waits for ever.
 
 use std::time::Duration;

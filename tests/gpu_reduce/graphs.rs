@@ -1,17 +1,19 @@
 //! Steps in graphs, which do not know their epoch.
 //!
-//! Invariant: every replay has inputs of its own, so that one which adds up sums of another is seen.
+//! Invariant: steps that follow each other have other inputs each, so that one which adds up sums of another is seen.
 
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::plan::{Engine, Strategy};
 use overlap_gemm::random::Random;
 
-use super::work::Step;
+use super::work::{Known, Step};
 use super::world::World;
 use crate::gpu::captured;
 use crate::gpu::ranks::{Rank, on_ranks};
 
-const REPLAYS: u64 = 100;
+const REPLAYS: u64 = 500;
+/// Steps have so many inputs in turn: more than there are sums of at a time; a prime, so that each comes to every step of a graph.
+const INPUTS: u64 = 7;
 
 /// Two graphs of one operation whose steps have other rows each, launched in random order, with plain steps before and
 /// after.
@@ -46,8 +48,13 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
         on_ranks(2, |rank| replay(&world, &rank, steps, &[&[140, 160], &[33, 0]]));
         println!("{strategy}, {engine}, {steps} steps in a graph, to all: {all}: right");
     }
-    // The second shape has one shot.
-    let world = World::new(&[140, 160, 100], 8, 320).in_two_shots_by_kernel(8);
+}
+
+/// The second shape has one shot.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn graphs_of_one_and_of_two_shots_replay_with_changing_inputs() {
+    let world = World::new(&[140, 160, 100], 8, 128).in_two_shots_by_kernel(8);
     for steps in [1, 2] {
         on_ranks(3, |rank| replay(&world, &rank, steps, &[&[140, 160, 100], &[33, 0, 20]]));
     }
@@ -57,7 +64,7 @@ fn replay(world: &World, rank: &Rank, steps: u64, shapes: &[&[u32]; 2]) {
     let (mut layer, stream) = (world.plan(rank), &rank.gpu.stream);
     let mut works: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(rank, step)).collect();
     let mut number = steps + 1;
-    let mut random = Random::new(71);
+    let (mut random, mut known) = (Random::new(71), Known::default());
     let graphs: Vec<CudaGraph> = {
         works[0].step(rank, &mut layer, steps, None);
         shapes
@@ -72,7 +79,7 @@ fn replay(world: &World, rank: &Rank, steps: u64, shapes: &[&[u32]; 2]) {
     };
     for _ in 0..REPLAYS {
         for work in &mut works {
-            work.renew(rank, number);
+            work.renew(rank, number % INPUTS);
             number += 1;
         }
         // The same on all ranks.
@@ -81,7 +88,7 @@ fn replay(world: &World, rank: &Rank, steps: u64, shapes: &[&[u32]; 2]) {
         layer.synchronize(stream).unwrap();
         for work in &mut works {
             work.fetch(rank);
-            work.check(rank, Some(shapes[shape]));
+            work.check_again(rank, Some(shapes[shape]), &mut known);
         }
     }
     works[0].step(rank, &mut layer, number, None);

@@ -10,9 +10,9 @@ use overlap_gemm::cuda::Shard;
 use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Strategy};
 use overlap_gemm::random::Random;
 
-use super::work::Step;
+use super::work::{Known, Step};
 use super::world::{World, kernel_for};
-use crate::gpu::inputs::shards;
+use crate::gpu::inputs::{shards, shuffled};
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 
@@ -301,52 +301,63 @@ fn many_steps_without_waiting_are_right() {
     });
 }
 
-/// Two operations of the same ranks, each on a stream of its own: in each round a rank enqueues some steps of both before it
-/// waits for any.
-fn two_operations(worlds: [World; 2], rounds: u64, steps: u64) {
-    on_ranks(2, |rank| {
+/// Ten thousand steps of two operations, each on a stream of its own: all ranks enqueue bursts of steps of both in random order,
+/// with delays of their own, and then wait. All steps of a burst have other inputs.
+fn two_operations(worlds: [World; 2]) {
+    const BURST: u64 = 20;
+    const BURSTS: u64 = 10_000 / (2 * BURST);
+    on_ranks(worlds[0].ranks(), |rank| {
         // The same rank with another stream.
         let other = rank.with_new_stream();
         let both = [&rank, &other];
         let mut layers = [0, 1].map(|at| worlds[at].plan(both[at]));
         let work = |step| [0, 1].map(|at| worlds[at].work(both[at], step));
-        let mut works: Vec<[Box<dyn Step>; 2]> = (0..steps).map(work).collect();
-        let mut delays = Random::of_stream(63, rank.rank().into());
-        for round in 0..rounds {
-            for (step, work) in (0..).zip(&mut works) {
-                [0, 1].into_iter().for_each(|at| work[at].renew(both[at], steps * round + step));
-            }
-            for work in &works {
-                std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
-                for at in [0, 1] {
-                    work[at].enqueue(both[at], &mut layers[at], None).unwrap();
+        let mut works: Vec<[Box<dyn Step>; 2]> = (0..BURST).map(work).collect();
+        let mut known = [(); 2].map(|()| Known::new());
+        // The same order on all ranks.
+        let (mut order, mut delays) = (Random::new(64), Random::of_stream(63, rank.rank().into()));
+        for _ in 0..BURSTS {
+            works.iter_mut().for_each(|of| [0, 1].iter().for_each(|&at| of[at].poison(both[at])));
+            let steps = (0..works.len()).flat_map(|step| [(step, 0), (step, 1)]);
+            for (step, at) in shuffled(steps, &mut order) {
+                if delays.within(0..=9) == 0 {
+                    std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
                 }
+                works[step][at].enqueue(both[at], &mut layers[at], None).unwrap();
             }
             for at in [1, 0] {
                 layers[at].synchronize(&both[at].gpu.stream).unwrap();
                 for work in &mut works {
                     work[at].fetch(both[at]);
-                    work[at].check(both[at], None);
+                    work[at].check_again(both[at], None, &mut known[at]);
                 }
             }
         }
         rank.through();
     });
+    println!("{} and {}: right", worlds[0].strategy, worlds[1].strategy);
+}
+
+/// A reduce-scatter and an all-reduce.
+fn two_worlds(rows: [&[u32]; 2], [n, other]: [u64; 2]) -> [World; 2] {
+    let of = |rows, n, seed| World { seed, ..World::new(rows, n, 256) };
+    [of(rows[0], n, 7), World { all: true, ..of(rows[1], other, 8) }]
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn two_operations_are_under_way_on_two_streams() {
-    let world = |rows, n, seed| World { seed, ..World::new(rows, n, 256) };
-    two_operations([world(&[200, 184], 128, 7), world(&[30, 290], 320, 8)], 20, 1);
+fn ten_thousand_steps_on_two_streams_are_right() {
+    let [scatter, to_all] = two_worlds([&[200, 184], &[30, 290]], [128, 320]);
+    two_operations([scatter, to_all.fused()]);
+    let [scatter, to_all] = two_worlds([&[90, 0, 130], &[60, 70, 0]], [128, 192]);
+    two_operations([scatter.fused(), World { strategy: Strategy::Sequential, ..to_all }]);
 }
 
 /// The same by kernels that send and wait. The products leave room for the kernels' blocks.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn kernels_of_two_operations_wait_on_two_streams() {
-    let world = |rows, n, seed| World { seed, ..World::new(rows, n, 256).by_kernel(4) };
-    two_operations([world(&[20, 44], 128, 9), world(&[30, 2], 256, 10)], 10, 5);
+fn ten_thousand_steps_of_kernels_on_two_streams_are_right() {
+    two_operations(two_worlds([&[20, 44], &[30, 2]], [128, 256]).map(|world| world.by_kernel(4)));
 }
 
 /// What `run-gpu-tests --sanitize` runs. Its tools may hold up every other call while a kernel runs, and with it the rank that

@@ -13,7 +13,7 @@ use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
 
-use crate::processes::{SECRET, free_port, start_rank, variable};
+use crate::processes::{SECRET, free_port, signal, start_rank, variable};
 use crate::{LONG, meet};
 
 /// This binary as a process that runs `many_ranks` alone, after what `prefix` does in its shell.
@@ -139,9 +139,8 @@ impl Apart {
         rest.next().expect("the rank has ended")
     }
 
-    fn signal(&self, signal: &str) {
-        let kill = format!("kill -{signal} {}", self.0.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    fn signal(&self, name: &str) {
+        signal(self.0.id(), name);
     }
 }
 

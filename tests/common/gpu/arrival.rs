@@ -13,7 +13,7 @@ use overlap_gemm::random::Random;
 
 use super::call::{Call, call};
 use super::case::Case;
-use super::inputs::{shards, some_rows};
+use super::inputs::{self, shards, some_rows};
 use super::{Gpu, PATIENCE};
 
 /// Up to five shards, unequal, some empty, each in up to four chunks, 16 at most; half of the time in spans of columns.
@@ -41,11 +41,7 @@ pub fn in_spans(chunks: Chunks, problem: &Problem, most: u32) -> Chunks {
 
 /// All parts in random order: part p is span p mod S of chunk p / S, of S spans.
 pub fn shuffled(chunks: &Chunks, random: &mut Random) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..chunks.signals()).collect();
-    for last in (1..order.len()).rev() {
-        order.swap(last, random.within(0..=last as u64) as usize);
-    }
-    order
+    inputs::shuffled(0..chunks.signals(), random)
 }
 
 /// A product that waits, its buffers, and the same product without signals to compare with.

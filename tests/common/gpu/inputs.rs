@@ -136,6 +136,15 @@ pub fn some_rows(m: u32, random: &mut Random) -> Vec<u32> {
     rows
 }
 
+/// The same in random order.
+pub fn shuffled<T>(items: impl IntoIterator<Item = T>, random: &mut Random) -> Vec<T> {
+    let mut items: Vec<T> = items.into_iter().collect();
+    for last in (1..items.len()).rev() {
+        items.swap(last, random.within(0..=last as u64) as usize);
+    }
+    items
+}
+
 /// The rows of each rank: unequal, some of them none, `m` in all.
 pub fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
     let mut cuts: Vec<u64> = (1..ranks).map(|_| random.within(0..=m)).collect();
