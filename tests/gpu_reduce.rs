@@ -9,6 +9,8 @@ mod mutants;
 mod processes;
 #[path = "common/scenes.rs"]
 mod scenes;
+#[path = "common/totals.rs"]
+mod totals;
 
 #[path = "gpu_reduce/alone.rs"]
 mod alone;

@@ -2,6 +2,8 @@
 
 #[path = "common/threads.rs"]
 mod threads;
+#[path = "common/totals.rs"]
+mod totals;
 
 #[path = "host/executor.rs"]
 mod executor;
@@ -9,6 +11,8 @@ mod executor;
 mod faults;
 #[path = "host/leaving.rs"]
 mod leaving;
+#[path = "host/reduce_alone.rs"]
+mod reduce_alone;
 #[path = "host/reduction_faults.rs"]
 mod reduction_faults;
 #[path = "host/reductions.rs"]

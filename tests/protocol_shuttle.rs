@@ -234,12 +234,14 @@ fn run_rank(world: &Arc<World>, rank: u32) {
     pusher.join().unwrap();
 }
 
-/// The same of a reduction: a rank multiplies and adds up by itself.
+/// The same of a reduction: a rank multiplies, or brings its sums, and adds up by itself.
 fn reduce_on_rank(world: &Arc<World>, rank: u32) {
     let (steps, pusher) = start_pusher(world, rank, World::slot);
     for epoch in epochs() {
         let endpoint = world.endpoint(rank, epoch);
         endpoint.begin(&mut Looks::default()).unwrap();
+        let bring = |chunk, _| world.write(rank, epoch, chunk);
+        endpoint.publish(&mut Looks::default(), bring).unwrap();
         steps.send(epoch).unwrap();
         for step in endpoint.after_opening() {
             match step {
@@ -370,6 +372,19 @@ fn reductions() {
     {
         let run = |rows, pieces, rounds| {
             let options = if to_all { to_all_ranks } else { reducing }(strategy, pieces);
+            run_ranks(rows, options, iterations(rounds), reduce_on_rank, |_| ());
+        };
+        run(&[2, 2, 2, 2], 2, 20);
+        run(&[5, 0, 3], 3, 50);
+        run(&[4], 2, 10);
+    }
+}
+
+#[test]
+fn reductions_without_a_product() {
+    for operation in [Operation::ReduceScatter, Operation::AllReduce] {
+        let run = |rows, pieces, rounds| {
+            let options = PlanOptions { operation, ..reducing(Strategy::Sequential, pieces) };
             run_ranks(rows, options, iterations(rounds), reduce_on_rank, |_| ());
         };
         run(&[2, 2, 2, 2], 2, 20);

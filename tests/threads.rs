@@ -4,7 +4,8 @@ use overlap_gemm::Error;
 use overlap_gemm::element::bf16;
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::host::{
-    Aborter, AllGatherGemm, AsyncGemm, AsyncInput, ChunkWriter, Product, Rank, Shard, Stream,
+    Aborter, AllGatherGemm, AllReduce, AsyncGemm, AsyncInput, ChunkWriter, GemmAllReduce, Product,
+    Rank, Shard, Stream,
 };
 use overlap_gemm::plan::{Plan, Problem, Schedule, TileOrder};
 
@@ -15,6 +16,7 @@ fn send_and_sync<T: Send + Sync>() {}
 fn operations_move_and_plans_are_shared() {
     // One thread at a time enqueues, any thread may.
     send::<(AllGatherGemm<bf16>, AsyncGemm<bf16>, AsyncInput<bf16>, Product<'_, bf16, bf16>)>();
+    send::<(GemmAllReduce<bf16>, AllReduce<bf16>)>();
     send_and_sync::<(Problem, Plan, TileOrder, Schedule, Exercise, Error)>();
     send_and_sync::<(Rank, Stream, Aborter, ChunkWriter<bf16>, Shard<'_, bf16>)>();
 }

@@ -91,16 +91,7 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     ) -> Result<Self> {
         check_types::<A, B, D>(problem)?;
         let options = PlanOptions { operation: Self::OPERATION, ..options };
-        let plan = Plan::new(problem, options)?;
-        let member = Member::join(rank, plan, |plan| Sums::new(plan, reduction))?;
-        let others = member.memory().reduction();
-        if others != reduction {
-            let remedy = "plan the same reduction on every rank";
-            let (got, expected) = (format!("{reduction:?}"), format!("{others:?}"));
-            let error = Error::mismatch("the reduction", got, expected, remedy);
-            member.fail_all(error.clone());
-            return Err(error);
-        }
+        let member = Member::join_reduction(rank, Plan::new(problem, options)?, reduction)?;
         Ok(GemmReduce { member, types: PhantomData })
     }
 
@@ -132,7 +123,7 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         let input = a.into();
-        let shape = self.shape(input.rows)?;
+        let shape = self.member.shape(input.rows)?;
         let problem = shape.plan.problem();
         let rows = self.check_input(problem, &input)?;
         let own = shape.plan.output_rows(self.member.rank()).len() as u32;
@@ -167,15 +158,6 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     /// Call [`GemmReduce::flush`] first, so that the record includes the last transfers.
     pub fn take_timeline(&mut self) -> Timeline {
         self.member.take_timeline()
-    }
-
-    /// The plan of a step with these rows, for which the slots are large enough.
-    fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
-        let shape = self.member.planned().with_rows(rows)?;
-        let (most, planned) = (shape.plan.most_output_rows(), self.planned().most_output_rows());
-        let remedy = "plan for the most rows that a rank gets in any step";
-        Error::check_range("the rows that one rank gets in this step", most, 0..=planned, remedy)?;
-        Ok(shape)
     }
 
     /// The rows of A, once they and their scales fit the step.
@@ -217,6 +199,33 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => Ok(Vec::new()),
         })?;
         self.member.check()
+    }
+}
+
+/// What a rank does in every reduction.
+impl Member<Sums> {
+    /// Joins the operation, of which all ranks have planned the same reduction.
+    pub(super) fn join_reduction(rank: &Rank, plan: Plan, reduction: Reduction) -> Result<Self> {
+        let member = Member::join(rank, plan, |plan| Sums::new(plan, reduction))?;
+        let others = member.memory().reduction();
+        if others != reduction {
+            let remedy = "plan the same reduction on every rank";
+            let (got, expected) = (format!("{reduction:?}"), format!("{others:?}"));
+            let error = Error::mismatch("the reduction", got, expected, remedy);
+            member.fail_all(error.clone());
+            return Err(error);
+        }
+        Ok(member)
+    }
+
+    /// The plan of a step with these rows, for which the slots are large enough.
+    pub(super) fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
+        let shape = self.planned().with_rows(rows)?;
+        let most = shape.plan.most_output_rows();
+        let planned = self.planned().plan.most_output_rows();
+        let remedy = "plan for the most rows that a rank gets in any step";
+        Error::check_range("the rows that one rank gets in this step", most, 0..=planned, remedy)?;
+        Ok(shape)
     }
 }
 
@@ -263,7 +272,7 @@ fn multiply<A: Element, B: Element, D: Element>(
 
 /// Adds up all ranks' sums of a chunk, and applies each product's epilogue to the total; or stores the total that another rank
 /// has sent.
-fn reduce<B: Element, D: Element>(
+pub(super) fn reduce<B: Element, D: Element>(
     member: &Member<Sums>,
     stream: Stream,
     shape: &StepShape,

@@ -186,8 +186,8 @@ impl<M: Memory> Member<M> {
         Ok(())
     }
 
-    /// Carries out the caller's lane from the first step that computes, or waits for rows, on: `compute` does what the
-    /// operation adds to waits and posts.
+    /// Carries out the caller's lane from the first step that computes, or waits for rows or sums, on: `compute` does what
+    /// the operation adds to waits and posts.
     pub(crate) fn carry_out(
         &mut self,
         shape: &Arc<StepShape>,

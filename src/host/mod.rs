@@ -16,8 +16,8 @@
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
 //! - `control`: timeouts, abort, departures: the ends of waits that fail.
 //! - `memory`: buffers of which several threads write disjoint parts.
-//! - `all_gather_gemm`, `gemm_reduce`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the
-//!   inputs and outputs of a step; `products`: the code that all operations share.
+//! - `all_gather_gemm`, `gemm_reduce`, `reduce`, `async_gemm`: the operations, planned once and enqueued many times;
+//!   `operands`: the inputs and outputs of a step; `products`: the code that all operations share.
 //! - `world`: what the ranks of an operation share; `pusher`: the thread that sends; `member`: a rank's part: epochs, waits,
 //!   steps.
 //! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill
@@ -43,6 +43,7 @@ mod operands;
 mod products;
 pub mod protocol;
 mod pusher;
+mod reduce;
 mod sums;
 mod tile;
 mod world;
@@ -55,5 +56,6 @@ pub use gemm_reduce::{GemmAllReduce, GemmReduce, GemmReduceScatter};
 pub use group::{Group, GroupOptions, Link, Rank};
 pub use input::{AsyncInput, ChunkWriter};
 pub use operands::{Product, Shard};
+pub use reduce::{AllReduce, Reduce, ReduceScatter};
 
 pub(crate) use memory::check_memory;

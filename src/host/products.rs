@@ -52,19 +52,30 @@ pub(crate) fn views<'a, B, D: Element>(
 
 /// Runs a step. Whether it fails or panics, outputs are poisoned and `fail` ends the operation: a
 /// step that was cut short must not be followed by one that announces its input as consumed.
-pub(crate) fn settle<B, D: Element>(
+pub(crate) fn settle<'p, B, D: Element>(
     rank: u32,
     problems: &[Problem],
-    products: &mut [Product<'_, B, D>],
-    step: impl FnOnce(&mut [Product<'_, B, D>]) -> Result<()>,
+    products: &mut [Product<'p, B, D>],
+    step: impl FnOnce(&mut [Product<'p, B, D>]) -> Result<()>,
+    fail: impl FnOnce(Error),
+) -> Result<()> {
+    settle_in(rank, products, step, |products| poison(problems, products), fail)
+}
+
+/// The same where `poison` fills the outputs, which lie in `memory`, with NaN.
+pub(crate) fn settle_in<M: ?Sized>(
+    rank: u32,
+    memory: &mut M,
+    step: impl FnOnce(&mut M) -> Result<()>,
+    poison: impl FnOnce(&mut M),
     fail: impl FnOnce(Error),
 ) -> Result<()> {
     // Unwind safe: what the step leaves behind half done is poisoned or ended here.
-    let outcome = catch_unwind(AssertUnwindSafe(|| step(products)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| step(memory)));
     if matches!(outcome, Ok(Ok(()))) {
         return Ok(());
     }
-    poison(problems, products);
+    poison(memory);
     match outcome {
         Ok(result) => {
             if let Err(error) = &result {

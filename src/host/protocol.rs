@@ -220,7 +220,8 @@ impl<W: AtomicWord> Endpoint<'_, W> {
         self.carry_out(before, patience, |_, _| ())
     }
 
-    /// Caller: writes the own chunks into the own buffer (`copy(chunk, rank)`) and signals them to the own workers.
+    /// Caller: writes the own chunks into the own buffer (`copy(chunk, rank)`) and signals them to the own workers; in a
+    /// reduction without a product, the sums of all chunks, and to the pusher.
     pub fn publish<P: Patience>(
         &self,
         patience: &mut P,
@@ -248,16 +249,16 @@ impl<W: AtomicWord> Endpoint<'_, W> {
         chunks.try_for_each(|chunk| self.await_word(Word::Landed { chunk }, 0, patience))
     }
 
-    /// The steps of the caller's lane from the first that computes, or waits for rows, on.
+    /// The steps of the caller's lane from the first that computes, or waits for rows or sums, on.
     pub fn after_opening(&self) -> impl Iterator<Item = &Step> + use<'_, W> {
         self.schedule.lane(Lane::Compute).skip(self.opening().count())
     }
 
-    /// The steps of the caller's lane that come before it computes anything.
+    /// The steps of the caller's lane that come before it computes anything, or waits for rows or sums.
     fn opening(&self) -> impl Iterator<Item = &Step> {
         let computes = |step: &&Step| match step {
-            Step::Multiply { .. } | Step::Await { word: Word::Landed { .. }, .. } => true,
-            Step::Reduce { .. } => true,
+            Step::Multiply { .. } | Step::Reduce { .. } => true,
+            Step::Await { word: Word::Landed { .. } | Word::Partial { .. }, .. } => true,
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => false,
         };
         self.schedule.lane(Lane::Compute).take_while(move |step| !computes(step))

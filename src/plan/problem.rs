@@ -221,6 +221,14 @@ impl Problem {
         Ok(Problem { elements, ldd: columns, ..self.clone() })
     }
 
+    /// Totals of these rows of each rank that are rounded to `d`: a problem for a reduction without a product.
+    pub(crate) fn of_totals(rows: &[u32], columns: u32, d: ElementType) -> Result<Self> {
+        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
+        // Nothing is multiplied: any A, B and K will do.
+        let problem = Problem::builder(m, columns.into(), 16).shards(rows);
+        problem.elements(ElementType::Bf16, ElementType::Bf16, d).build()
+    }
+
     /// Whether TMA can address the three matrices where the caller holds them: each row starts at a
     /// multiple of 16 bytes, and a row of D ends at one too.
     ///

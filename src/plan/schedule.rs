@@ -91,8 +91,8 @@ pub enum Step {
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
     /// caller's rows into their slot, unless the caller wrote them there. In a reduction: copies this rank's sums
     /// of the chunk into its slot at rank `to`, which adds them up; in an all-reduce in two shots, of its own chunks, the
-    /// total, which rank `to` stores. To itself, in a reduction alone: from here on the step uses the caller's sums, where
-    /// they lie; a kernel copies them to where others read them.
+    /// total, which rank `to` stores. To itself, in a reduction alone: copies the caller's sums into this rank's own;
+    /// copy engines use them where they lie, from here on.
     Move {
         /// The chunk.
         chunk: u32,

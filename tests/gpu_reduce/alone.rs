@@ -1,26 +1,21 @@
 //! Reduce-scatter and all-reduce without a product: what comes out is the sum of what the ranks brought.
 //!
-//! What belongs here: results, waits and refusals. Totals are compared bit for bit with the one order of additions that there
-//! is, and with `f64`. Invariant: outputs are NaN before, all numbers differ from rank to rank and from step to step, and
-//! memory that a step has no business with is as it was.
+//! What belongs here: results, waits and refusals. Invariant: outputs are NaN before, and memory that a step has no business with
+//! is as it was.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr};
 use overlap_gemm::cuda::{CollectiveOptions, Reduce, ReduceScatter};
 use overlap_gemm::element::{bf16, f16};
-use overlap_gemm::plan::{
-    Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Strategy,
-};
+use overlap_gemm::plan::{Engine, Operation, Plan, PlanOptions, Reduction, Strategy};
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Epilogue, reduced};
-use overlap_gemm::{Element, ElementType, Error};
+use overlap_gemm::{ElementType, Error};
 
 use crate::gpu::call::Number;
-use crate::gpu::inputs::random_rows;
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, captured};
+use crate::totals::{Step, bits, partials};
 
 const COLUMNS: u32 = 136;
 const ENGINES: [Engine; 3] = [
@@ -57,17 +52,14 @@ struct Work<S, D> {
     d: CudaSlice<D>,
 }
 
-fn partials<S: Element>() -> Partials {
-    if S::TYPE == ElementType::F32 { Partials::F32 } else { Partials::Bf16 }
-}
-
-fn bits<T: Element>(values: &[T]) -> Vec<u32> {
-    values.iter().map(|value| value.widen().to_bits()).collect()
+/// The step of that number, with these rows.
+fn step_of(number: u64, rows: &[u32]) -> Step<'_> {
+    Step { number, rows, columns: COLUMNS }
 }
 
 impl Task {
     fn len(&self) -> usize {
-        (self.rows.iter().sum::<u32>() * COLUMNS) as usize
+        step_of(0, &self.rows).elements()
     }
 
     fn plan<const ALL: bool, S: Number, D: Number>(
@@ -75,32 +67,10 @@ impl Task {
         rank: &Rank,
     ) -> Result<Reduce<ALL, false>, Error> {
         let reduction = Reduction { partials: partials::<S>(), average: self.average };
-        let options = rank.that_fit(&self.options, &problem::<D>(&self.rows));
+        let options = rank.that_fit(&self.options, &step_of(0, &self.rows).problem::<D>());
         let (group, device) = (&rank.group, &rank.gpu.device);
         Reduce::<ALL, false>::plan(group, device, &self.rows, COLUMNS, D::TYPE, &options, reduction)
     }
-}
-
-fn problem<D: Element>(rows: &[u32]) -> Problem {
-    let m = rows.iter().map(|rows| u64::from(*rows)).sum();
-    let problem = Problem::builder(m, COLUMNS.into(), 16).shards(rows);
-    problem.elements(ElementType::Bf16, ElementType::Bf16, D::TYPE).build().unwrap()
-}
-
-/// What a rank brings: so far apart from rank to rank that `f32` rounds totals, and another order gives other bits.
-fn brought<S: Element, D: Element>(rank: u32, number: u64, rows: &[u32]) -> Vec<S> {
-    let mut random = Random::of_stream(77, u64::from(rank) << 32 | number);
-    let power = [0, 20, 20, 0, 10][rank as usize % 5];
-    let power = if D::TYPE == ElementType::F16 { 1.0 } else { 2f32.powi(power) };
-    let numbers = random_rows::<S>(&mut random, rows.iter().sum(), COLUMNS, COLUMNS);
-    numbers.into_iter().map(|x| S::narrow(x.widen() * power)).collect()
-}
-
-/// The elements of the totals that a rank gets, in a matrix of all.
-fn own<const ALL: bool>(rows: &[u32], rank: &Rank) -> Range<usize> {
-    let before = |rank: usize| (rows[..rank].iter().sum::<u32>() * COLUMNS) as usize;
-    let (rank, ranks) = (rank.rank() as usize, rows.len());
-    if ALL { 0..before(ranks) } else { before(rank)..before(rank + 1) }
 }
 
 impl<S: Number, D: Number> Work<S, D> {
@@ -112,7 +82,7 @@ impl<S: Number, D: Number> Work<S, D> {
     /// Sums of step `number` with so many rows; NaN behind them and in D.
     fn renew(&mut self, task: &Task, rank: &Rank, number: u64, rows: &[u32]) {
         self.number = number;
-        let mut sums = brought::<S, D>(rank.rank(), number, rows);
+        let mut sums = step_of(number, rows).brought::<S, D>(rank.rank());
         sums.resize(task.len(), S::POISON);
         let stream = &rank.gpu.stream;
         stream.memcpy_htod(&sums, &mut self.sums).unwrap();
@@ -129,7 +99,8 @@ impl<S: Number, D: Number> Work<S, D> {
     ) -> Result<(), Error> {
         let stream = &rank.gpu.stream;
         let (sums, d) = (self.sums.device_ptr(stream).0, self.d.device_ptr(stream).0);
-        let behind = own::<ALL>(rows, rank).start as u64 * u64::from(S::TYPE.size());
+        let own = step_of(self.number, rows).own(ALL, rank.rank());
+        let behind = own.start as u64 * u64::from(S::TYPE.size());
         let d = if task.in_place { sums + behind } else { d };
         // SAFETY: this value's own memory; tests await the stream before they drop or look at it.
         unsafe { layer.enqueue_raw(stream, Some(rows), sums, d) }
@@ -138,42 +109,19 @@ impl<S: Number, D: Number> Work<S, D> {
     /// Looks at everything, when the stream is through; the bits of the totals.
     fn check<const ALL: bool>(&self, task: &Task, rank: &Rank, rows: &[u32]) -> Vec<u32> {
         let (sums, d) = (rank.gpu.download(&self.sums), rank.gpu.download(&self.d));
-        let of_ranks: Vec<Vec<f32>> = (0..rows.len() as u32)
-            .map(|rank| brought::<S, D>(rank, self.number, rows))
-            .map(|sums| sums.into_iter().map(Element::widen).collect())
-            .collect();
-        let own = own::<ALL>(rows, rank);
-        let slices: Vec<&[f32]> = of_ranks.iter().map(|sums| &sums[own.clone()]).collect();
-        let reduction = Reduction { partials: partials::<S>(), average: task.average };
-        let operation = if ALL { Operation::AllReduce } else { Operation::ReduceScatter };
-        let engine = task.options.engine.expect("a task names its engine");
-        let options = PlanOptions { operation, engine, ..PlanOptions::new() };
-        let plan = Plan::new(&problem::<D>(rows), options).unwrap();
-        let expected: Vec<D> =
-            reduced(&plan, rank.rank(), &slices, reduction, Epilogue::default()).unwrap();
+        let (step, me) = (step_of(self.number, rows), rank.rank());
+        let own = step.own(ALL, me);
         let got = if task.in_place { bits(&sums[own.clone()]) } else { bits(&d[..own.len()]) };
-        let what = format!("rank {}, step {}, {rows:?}, {task:?}", rank.rank(), self.number);
-        assert!(got == bits(&expected), "{what}: other bits");
-
-        let size = rows.len() as f64;
-        for (at, got) in own.clone().zip(&got) {
-            let each = of_ranks.iter().map(|sums| f64::from(sums[at]));
-            let (sum, most) = (each.clone().sum::<f64>(), each.map(f64::abs).sum::<f64>());
-            let exact = if task.average { sum / size } else { sum };
-            let bound = (size + 1.0) * 2f64.powi(-24) * most
-                + 1.01 * D::TYPE.unit_roundoff() * exact.abs()
-                + 2f64.powi(-24);
-            let error = (f64::from(f32::from_bits(*got)) - exact).abs();
-            assert!(error <= bound, "{what}: element {at} is off by {error}, not by {bound}");
-        }
-        let before = brought::<S, D>(rank.rank(), self.number, rows);
-        let is_kept = |at: &usize| !task.in_place || !own.contains(at);
-        let kept = (0..before.len()).filter(is_kept);
-        let as_before = |at: usize| bits(&before[at..=at]) == bits(&sums[at..=at]);
-        assert!(kept.into_iter().all(as_before), "{what}: sums were overwritten");
+        let what = format!("rank {me}, {step:?}, {task:?}");
+        step.check_totals::<S, D>(task.average, own.clone(), &got, &what);
+        let replaced = if task.in_place { own.clone() } else { 0..0 };
+        step.check_kept::<S, D>(me, &sums[..step.elements()], &replaced, &what);
         let written = if task.in_place { 0 } else { own.len() };
         assert!(d[written..].iter().all(|d| d.widen().is_nan()), "{what}: beyond the end of D");
-        assert!(sums[before.len()..].iter().all(|sum| sum.widen().is_nan()), "{what}: behind sums");
+        assert!(
+            sums[step.elements()..].iter().all(|sum| sum.widen().is_nan()),
+            "{what}: behind sums"
+        );
         got
     }
 }
@@ -288,7 +236,7 @@ fn totals_that_a_kernel_sends_are_right() {
         let has_two_shots = |rows: &[u32]| {
             let options = PlanOptions { operation: Operation::AllReduce, ..PlanOptions::new() };
             let options = options.with_strategy(Strategy::Sequential).with_engine(ENGINES[2]);
-            Plan::new(&problem::<bf16>(rows), options).unwrap().has_two_shots()
+            Plan::new(&step_of(0, rows).problem::<bf16>(), options).unwrap().has_two_shots()
         };
         let fewer: Vec<u32> = rows.iter().map(|rows| rows - rows / 3).collect();
         assert!(has_two_shots(rows) && !has_two_shots(&fewer));

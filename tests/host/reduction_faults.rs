@@ -1,10 +1,13 @@
-//! GEMM + reduce-scatter and GEMM + all-reduce on threads: what is refused, and ranks that are late, leave or abort.
+//! Reductions on threads, with and without a product: what is refused, and ranks that are late, leave or abort.
 
 use std::time::Duration;
 
 use overlap_gemm::Error;
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{GemmReduce, GemmReduceScatter, Group, Product, Rank, Shard, Stream};
+use overlap_gemm::host::{
+    Aborter, AllReduce, GemmAllReduce, GemmReduce, GemmReduceScatter, Group, Product, Rank, Reduce,
+    ReduceScatter, Shard, Stream,
+};
 use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction, Strategy};
 
 use crate::patient;
@@ -90,43 +93,78 @@ fn ranks_that_give_other_products_are_refused_before_anything_is_sent() {
     assert!(results.iter().all(|text| text.contains(words)), "{results:?}");
 }
 
-/// One rank of a small world, its inputs ones.
-fn step<const ALL: bool>(layer: &mut GemmReduce<ALL, bf16>, d: &mut [bf16]) -> Result<(), Error> {
-    let (a, b) = ([bf16::ONE; 16 * 8], [bf16::ONE; 4 * 8]);
-    layer.enqueue(&Stream::new(1).unwrap(), &a[..], &b, d)
+/// One rank's reduction in a small world, its inputs ones.
+trait Layer: Sized + Send + 'static {
+    /// Every rank gets all rows.
+    const ALL: bool;
+    fn plan(rank: &Rank, rows: &[u32], options: PlanOptions) -> Self;
+    fn step(&mut self, d: &mut [bf16]) -> Result<(), Error>;
+    fn aborter(&self) -> Aborter;
+}
+
+impl<const ALL_ROWS: bool> Layer for GemmReduce<ALL_ROWS, bf16> {
+    const ALL: bool = ALL_ROWS;
+
+    fn plan(rank: &Rank, rows: &[u32], options: PlanOptions) -> Self {
+        let problem = Problem::builder(16, 4, 8).shards(rows).build().unwrap();
+        GemmReduce::plan(rank, &problem, options, Reduction::default()).unwrap()
+    }
+
+    fn step(&mut self, d: &mut [bf16]) -> Result<(), Error> {
+        let (a, b) = ([bf16::ONE; 16 * 8], [bf16::ONE; 4 * 8]);
+        self.enqueue(&Stream::new(1).unwrap(), &a[..], &b, d)
+    }
+
+    fn aborter(&self) -> Aborter {
+        self.aborter()
+    }
+}
+
+impl<const ALL_ROWS: bool> Layer for Reduce<ALL_ROWS, bf16> {
+    const ALL: bool = ALL_ROWS;
+
+    fn plan(rank: &Rank, rows: &[u32], options: PlanOptions) -> Self {
+        Reduce::plan(rank, rows, 4, options, Reduction::default()).unwrap()
+    }
+
+    fn step(&mut self, d: &mut [bf16]) -> Result<(), Error> {
+        self.enqueue(&Stream::new(1).unwrap(), None, &[bf16::ONE; 16 * 4], d)
+    }
+
+    fn aborter(&self) -> Aborter {
+        self.aborter()
+    }
 }
 
 /// Ranks of `rows` rows, and D of rank 0.
-fn of_two<const ALL: bool>(
+fn of_two<L: Layer>(
     limit: Duration,
     (strategy, rows): (Strategy, [u32; 2]),
-) -> ([GemmReduce<ALL, bf16>; 2], Vec<bf16>) {
+) -> ([L; 2], Vec<bf16>) {
     let ranks = Group::local_with(2, patient(limit)).unwrap();
-    let problem = Problem::builder(16, 4, 8).shards(&rows).build().unwrap();
-    let options = PlanOptions::new().with_strategy(strategy);
-    let plan = |rank| GemmReduce::plan(rank, &problem, options, Reduction::default()).unwrap();
-    let d = vec![bf16::ONE; if ALL { 16 } else { rows[0] as usize } * 4];
+    let plan = |rank| L::plan(rank, &rows, PlanOptions::new().with_strategy(strategy));
+    let d = vec![bf16::ONE; if L::ALL { 16 } else { rows[0] as usize } * 4];
     ([plan(&ranks[0]), plan(&ranks[1])], d)
 }
 
-fn a_late_rank_is_named<const ALL: bool>(way: (Strategy, [u32; 2])) {
-    let ([mut here, _late], mut d) = of_two::<ALL>(Duration::from_millis(200), way);
-    let error = step(&mut here, &mut d).unwrap_err();
+fn a_late_rank_is_named<L: Layer>(way: (Strategy, [u32; 2])) {
+    let ([mut here, _late], mut d) = of_two::<L>(Duration::from_millis(200), way);
+    let error = here.step(&mut d).unwrap_err();
     assert!(matches!(error, Error::PeerTimeout { rank: 0, peer: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("the sums or total of chunk 0"), "{error}");
     assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
-    assert!(matches!(step(&mut here, &mut d), Err(Error::Over { .. })));
+    assert!(matches!(here.step(&mut d), Err(Error::Over { .. })));
 }
 
-fn whoever_leaves_or_aborts_ends_the_step<const ALL: bool>(way: (Strategy, [u32; 2])) {
-    let ([mut here, gone], mut d) = of_two::<ALL>(Duration::from_secs(60), way);
+fn whoever_leaves_or_aborts_ends_the_step<L: Layer>(way: (Strategy, [u32; 2])) {
+    let ([mut here, gone], mut d) = of_two::<L>(Duration::from_secs(60), way);
     drop(gone);
-    let error = step(&mut here, &mut d).unwrap_err();
+    let error = here.step(&mut d).unwrap_err();
     assert!(matches!(error, Error::PeerLost { rank: 0, peer: 1, .. }), "{error:?}");
     assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
 
-    let ([mut here, there], mut d) = of_two::<ALL>(Duration::from_secs(60), way);
-    let waiting = std::thread::spawn(move || (step(&mut here, &mut d), d));
+    let ([mut here, there], mut d) = of_two::<L>(Duration::from_secs(60), way);
+    let waiting = std::thread::spawn(move || (here.step(&mut d), d));
     there.aborter().abort("enough");
     let (result, d) = waiting.join().unwrap();
     let error = result.unwrap_err();
@@ -136,17 +174,23 @@ fn whoever_leaves_or_aborts_ends_the_step<const ALL: bool>(way: (Strategy, [u32;
 
 #[test]
 fn a_late_rank_is_named_and_no_partial_sum_passes_for_a_result() {
-    a_late_rank_is_named::<false>((Strategy::Fused, [8, 8]));
+    a_late_rank_is_named::<GemmReduceScatter<bf16>>((Strategy::Fused, [8, 8]));
+    a_late_rank_is_named::<ReduceScatter<bf16>>((Strategy::Fused, [8, 8]));
     // In one shot, in two, and a rank that waits for totals alone.
-    a_late_rank_is_named::<true>((Strategy::Sequential, [8, 8]));
-    a_late_rank_is_named::<true>((Strategy::Fused, [8, 8]));
-    a_late_rank_is_named::<true>((Strategy::Fused, [0, 16]));
+    a_late_rank_is_named::<GemmAllReduce<bf16>>((Strategy::Sequential, [8, 8]));
+    a_late_rank_is_named::<GemmAllReduce<bf16>>((Strategy::Fused, [8, 8]));
+    a_late_rank_is_named::<GemmAllReduce<bf16>>((Strategy::Fused, [0, 16]));
+    a_late_rank_is_named::<AllReduce<bf16>>((Strategy::Fused, [8, 8]));
+    a_late_rank_is_named::<AllReduce<bf16>>((Strategy::Fused, [0, 16]));
 }
 
 #[test]
 fn a_rank_that_leaves_or_aborts_ends_the_step_of_the_others() {
-    whoever_leaves_or_aborts_ends_the_step::<false>((Strategy::Fused, [8, 8]));
-    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Sequential, [8, 8]));
-    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Fused, [8, 8]));
-    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Fused, [0, 16]));
+    whoever_leaves_or_aborts_ends_the_step::<GemmReduceScatter<bf16>>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<ReduceScatter<bf16>>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<GemmAllReduce<bf16>>((Strategy::Sequential, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<GemmAllReduce<bf16>>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<GemmAllReduce<bf16>>((Strategy::Fused, [0, 16]));
+    whoever_leaves_or_aborts_ends_the_step::<AllReduce<bf16>>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<AllReduce<bf16>>((Strategy::Fused, [0, 16]));
 }

@@ -20,8 +20,7 @@ use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::refuse_capture;
-use crate::element::Element;
-use crate::element::ElementType::{self, Bf16};
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::fit::check_type;
 use crate::group::Group;
@@ -80,10 +79,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
         reduction: Reduction,
     ) -> Result<Self> {
         crate::cuda::sys::ffi::kernels_built()?;
-        // Nothing is multiplied: any K will do.
-        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
-        let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
-        let planned = problem.build().and_then(|problem| Ok((problem, without_product(options)?)));
+        let problem = Problem::of_totals(rows, columns, d);
+        let planned = problem.and_then(|problem| Ok((problem, without_product(options)?)));
         let (problem, options) = match planned {
             Ok(planned) => planned,
             Err(error) => {

@@ -199,9 +199,10 @@ impl Schedules {
         self.reduces() && self.operation().is_alone()
     }
 
-    /// Whether the caller's memory is the one buffer of the sums.
+    /// Whether the caller's memory is the one buffer of the sums: copies send them from where they lie.
     fn has_one_buffer(&self) -> bool {
-        self.brings_sums() && !self.plan.reads_in_place()
+        let engine = self.plan.options().engine;
+        self.brings_sums() && matches!(engine, Engine::CopyEngines { .. })
     }
 
     /// Whether `rank` adds up `chunk`.

@@ -44,8 +44,8 @@
 //! NCCL comes behind all sums, too, and its ranks wait until all have come to it. It adds sums on their way, in an order of its own;
 //! its schedule shows them as sent to each rank that gets their total.
 //!
-//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them: by the kernel;
-//! copy engines and threads send them from where they lie. Then there is one buffer of them, the caller's, and D may lie in it. So
+//! A reduction alone has no product: the kernel, or the caller's thread, copies the caller's sums to where a product would have computed
+//! all of them. Copy engines send them from where they lie. Then there is one buffer of them, the caller's, and D may lie in it. So
 //! such a step adds up, and ends, when its own sums have been sent.
 //!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of
@@ -77,9 +77,6 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     }
     compute.extend(sums_of_all(plan, rank));
     compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
-    if plan.options().operation.is_alone() {
-        compute.push(Step::Await { word: Word::Sent { push: 0 }, age: 0 });
-    }
     compute.extend(reduce(plan, rank, by_arrival(plan, rank)));
     compute.extend(store_totals(plan, rank));
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
