@@ -5,6 +5,8 @@ mod threads;
 #[path = "common/totals.rs"]
 mod totals;
 
+#[path = "host/batches.rs"]
+mod batches;
 #[path = "host/executor.rs"]
 mod executor;
 #[path = "host/faults.rs"]

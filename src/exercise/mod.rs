@@ -65,7 +65,7 @@ impl Exercise {
             options,
             reduction: Reduction::default(),
             group: GroupOptions::default(),
-            steps: vec![problem.shards().to_rows()],
+            steps: vec![problem.rows_of_ranks()],
             fresh_inputs: true,
             in_place: false,
             workers: 1,

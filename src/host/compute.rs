@@ -242,11 +242,14 @@ fn run_worker<A: Element, B: Element, D: Element>(
         let wait_begin = job.record.map(|origin| origin.elapsed());
         wait(tile, chunks.clone())?;
         let ready = job.record.map(|origin| origin.elapsed());
-        // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
-        // before this step's consumption is posted (the protocol).
-        let a = unsafe { job.a.part(rows.clone(), view.problem.k()) };
-        // SAFETY: the counter gives each tile to one worker.
-        unsafe { view.compute_tile(a, rows, columns, &mut scratch) };
+        for (rows, in_a) in view.problem.rows_in_a(rows) {
+            let in_a = in_a..in_a + rows.len() as u32;
+            // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
+            // before this step's consumption is posted (the protocol).
+            let a = unsafe { job.a.part(in_a, view.problem.k()) };
+            // SAFETY: the counter gives each tile to one worker.
+            unsafe { view.compute_tile(a, rows, columns.clone(), &mut scratch) };
+        }
         if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {
             let place = |chunk: &u32| order.chunks().need_place(*chunk, order.pivot_rank());
             events.push(TileEvent {

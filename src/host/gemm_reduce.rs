@@ -29,6 +29,8 @@ use crate::trace::{TileEvent, Timeline};
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, and its
 /// shards say which rows of D a rank gets. The sums of the others' rows leave as soon as a chunk of them is computed, while the
 /// rank computes the next; the own rows come last. The result does not depend on what arrives first (see [`Reduction`]).
+/// [`ProblemBuilder::batches`](crate::plan::ProblemBuilder::batches) gives each rank its rows of every batch, dimension 1 of
+/// three.
 ///
 /// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
 /// same steps. Each rank runs on its own thread. After a failed step, later calls return [`Error::Over`]: plan again.

@@ -31,7 +31,7 @@ impl StepShape {
     /// Of a step with these rows of each rank; `None`: as planned.
     pub(crate) fn with_rows(self: &Arc<Self>, rows: Option<&[u32]>) -> Result<Arc<Self>> {
         match rows {
-            Some(rows) if rows != self.plan.problem().shards().to_rows() => {
+            Some(rows) if rows != self.plan.problem().rows_of_ranks() => {
                 Ok(StepShape::new(self.plan.for_rows(rows)?, self.schedule.rank))
             }
             _ => Ok(Arc::clone(self)),
@@ -144,10 +144,10 @@ impl<M: Memory> World<M> {
             )),
             Some(step) => Err(Error::mismatch(
                 format!("the shards that rank {rank} gives"),
-                format!("{:?}", shape.plan.problem().shards().to_rows()),
+                format!("{:?}", shape.plan.problem().rows_of_ranks()),
                 format!(
                     "{:?}, as rank {} gave",
-                    step.shape.plan.problem().shards().to_rows(),
+                    step.shape.plan.problem().rows_of_ranks(),
                     step.first
                 ),
                 "give every rank the rows of all ranks, the same on each",

@@ -23,6 +23,9 @@ impl fmt::Display for Problem {
         write!(f, "{}×{}×{} ({})", self.m(), self.n(), self.k(), self.elements())?;
         write!(f, " on {} rank{}", self.ranks(), plural(self.ranks() as usize))?;
         f.write_str(self.scaling().after_types())?;
+        if self.batches() > 1 {
+            write!(f, ", {} batches", self.batches())?;
+        }
         if self.is_gated() { write!(f, ", gated") } else { Ok(()) }
     }
 }

@@ -17,6 +17,7 @@
 //!                                           └──► model (runs it, looking for faults)
 //! ```
 
+mod batches;
 mod chunks;
 mod display;
 mod epilogue;

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::batches::check_batches;
 use super::gate::check_pairs;
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use super::types::{BLayout, ElementTypes, Scaling};
@@ -44,6 +45,7 @@ pub struct Problem {
     ldd: u32,
     scaling: Scaling,
     gated: bool,
+    batches: u32,
 }
 
 impl Problem {
@@ -60,6 +62,7 @@ impl Problem {
             ldd: None,
             scaling: Scaling::default(),
             gated: false,
+            batches: 1,
             ranks: 1,
             shard_rows: None,
         }
@@ -83,6 +86,11 @@ impl Problem {
     /// Whether D has a column for each two of A · B: [`ProblemBuilder::gated`].
     pub fn is_gated(&self) -> bool {
         self.gated
+    }
+
+    /// How many sequences A has: [`ProblemBuilder::batches`].
+    pub fn batches(&self) -> u32 {
+        self.batches
     }
 
     /// Columns of A, the summed dimension.
@@ -176,22 +184,22 @@ impl Problem {
         2 * u128::from(self.m()) * u128::from(self.n) * u128::from(self.k)
     }
 
-    /// The same product with other rows a rank: M may vary from call to call.
+    /// The same product with other rows a rank, of one batch: M may vary from call to call.
     pub fn with_shards(&self, rows: &[u32]) -> Result<Self> {
         if rows.len() != self.ranks() as usize {
             let remedy = "give the rows of every rank, in rank order";
             return Err(Error::mismatch("the number of shards", rows.len(), self.ranks(), remedy));
         }
-        Ok(Problem { shards: Shards::of_rows(rows)?, ..self.clone() })
+        Ok(Problem { shards: Shards::of_batches(rows, self.batches)?, ..self.clone() })
     }
 
-    /// The same product of the first `m` rows only.
+    /// The same product of the first `m` rows of D only, as of one batch.
     pub fn truncated(&self, m: u32) -> Result<Self> {
         let rows: Vec<u32> = (0..self.ranks())
             .map(|rank| self.shards.rows(rank))
             .map(|shard| shard.end.min(m) - shard.start.min(m))
             .collect();
-        self.with_shards(&rows)
+        Problem { batches: 1, ..self.clone() }.with_shards(&rows)
     }
 
     /// The same product of as many rows as the largest shard has: what one product multiplies at most where each rank's
@@ -319,7 +327,9 @@ pub struct ProblemBuilder {
     scaling: Scaling,
     #[serde(default)]
     gated: bool,
-    /// Among which the rows are divided evenly, unless those of each are given.
+    #[serde(default = "one")]
+    batches: u64,
+    /// Among which the rows of a batch are divided evenly, unless those of each are given.
     #[serde(skip)]
     ranks: u64,
     shard_rows: Option<Vec<u32>>,
@@ -335,7 +345,8 @@ impl From<Problem> for ProblemBuilder {
             .ldd(problem.ldd.into())
             .scaling(problem.scaling)
             .gated(problem.gated)
-            .shards(&problem.shards.to_rows())
+            .batches(problem.batches.into())
+            .shards(&problem.rows_of_ranks())
     }
 }
 
@@ -405,18 +416,40 @@ impl ProblemBuilder {
         self
     }
 
+    /// How many sequences A has (default: one). A is batches × sequence × K then, row-major, so M is batches · sequence, and
+    /// GEMM + reduce-scatter scatters the sequences, dimension 1: the rows of [`ranks`](Self::ranks) and
+    /// [`shards`](Self::shards), and those of a step, are rows of one batch. A rank's D, and C, are batches × its rows × N.
+    /// Other operations refuse it. To scatter the batches, dimension 0, leave this out.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Problem;
+    ///
+    /// // Of two sequences of five rows each, rank 0 gets three rows, rank 1 two.
+    /// let problem = Problem::builder(2 * 5, 16, 32).batches(2).shards(&[3, 2]).build()?;
+    /// assert_eq!(problem.shards().rows(0).len(), 2 * 3);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    pub fn batches(mut self, batches: u64) -> Self {
+        self.batches = batches;
+        self
+    }
+
     /// Validates.
     pub fn build(self) -> Result<Problem> {
         let m = dimension("m", self.m)?;
         let n = columns(self.n, self.gated)?;
         let k = dimension("k", self.k)?;
-        let shards = match &self.shard_rows {
-            Some(rows) => Shards::of_rows(rows)?,
-            None => Shards::even(m, check_ranks(self.ranks)?)?,
+        let batches = check_batches(self.batches, m)?;
+        let sequence = m / batches;
+        let rows = match self.shard_rows {
+            Some(rows) => rows,
+            None => Shards::even(sequence, check_ranks(self.ranks)?)?.to_rows(),
         };
+        let shards = Shards::of_batches(&rows, batches)?;
         if shards.m() != m {
-            let remedy = "make the shards' rows sum to m";
-            return Err(Error::mismatch("the sum of all shards' rows", shards.m(), m, remedy));
+            let (what, sum) = ("the sum of all shards' rows", shards.m() / batches);
+            let remedy = "make the shards' rows sum to m, or of several batches to m / batches";
+            return Err(Error::mismatch(what, sum, sequence, remedy));
         }
         self.elements.check()?;
         if self.scaling != Scaling::None && !self.elements.a.is_fp8() {
@@ -441,8 +474,13 @@ impl ProblemBuilder {
             ldd,
             scaling: self.scaling,
             gated: self.gated,
+            batches,
         })
     }
+}
+
+fn one() -> u64 {
+    1
 }
 
 fn leading_dimension(what: &'static str, value: Option<u64>, columns: u32) -> Result<u32> {

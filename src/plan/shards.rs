@@ -34,11 +34,16 @@ impl Shards {
 
     /// `rows[r]` rows for rank r.
     pub fn of_rows(rows: &[u32]) -> Result<Self> {
+        Shards::of_batches(rows, 1)
+    }
+
+    /// `rows[r]` rows of each batch for rank r.
+    pub(super) fn of_batches(rows: &[u32], batches: u32) -> Result<Self> {
         check_ranks(rows.len() as u64)?;
-        let total = rows.iter().map(|&rows| u64::from(rows)).sum();
-        check_rows(total)?;
+        let total: u64 = rows.iter().map(|&rows| u64::from(rows)).sum();
+        check_rows(total.saturating_mul(batches.into()))?;
         let ends = rows.iter().scan(0u32, |end, rows| {
-            *end += rows; // the total fits: checked above
+            *end += rows * batches; // the total fits: checked above
             Some(*end)
         });
         Ok(Shards { starts: std::iter::once(0).chain(ends).collect() })

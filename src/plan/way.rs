@@ -345,12 +345,13 @@ impl Way {
         if self.spans(problem) > 1 && 2 * blocks <= all { all - blocks } else { all }
     }
 
-    /// The largest product of a reduction's step: in a fused one each chunk is a product.
+    /// The largest product of a reduction's step: in a fused one each chunk is a product, of several batches each part of one.
     pub(crate) fn part_of_sums(self, problem: &Problem) -> Result<Problem> {
+        let most = problem.shards().most_rows();
+        let in_a_batch = most / problem.batches();
         match self.strategy {
-            Strategy::Fused => {
-                problem.truncated(problem.shards().most_rows().div_ceil(self.pieces.max(1)))
-            }
+            Strategy::Fused => problem.truncated(most.div_ceil(self.pieces.max(1)).min(in_a_batch)),
+            _ if problem.batches() > 1 => problem.truncated(in_a_batch),
             strategy => strategy.part_of(problem),
         }
     }

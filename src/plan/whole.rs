@@ -114,6 +114,7 @@ impl Plan {
     ) -> Result<Self> {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
+        problem.check_batches(options.operation)?;
         problem.check_gate(options.operation, options.tiling.tile.n)?;
         problem.elements().check_reduced(options.operation)?;
         let pieces = match (options.pieces, options.engine) {

@@ -145,42 +145,44 @@ impl Step<'_> {
                 Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => continue,
                 Does::Multiply { rows, awaits, .. } => (rows, awaits),
             };
-            let record = record.as_deref_mut();
             if !awaits.is_empty() {
                 return Ok(self.run_fused(rank, &whole, busy, ready, record));
             }
-            let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
-            let looking = if looks { self.machine.await_us } else { 0.0 };
-            let start = now.max(there).max(self.transfers.begun_at(rank)) + looking;
-            // Most shards are as large as the one before.
-            let part = match last.take() {
-                Some(part) if part.problem.m() == rows.len() as u32 => part,
-                _ => self.part(rows.len() as u32)?,
-            };
-            let rested = if products == 0 { start + self.idle } else { 0.0 };
-            let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
-            let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
-            // Of a part, all tiles need the last chunk; of the whole, each its own.
-            let is_whole = rows.len() as u32 == m;
-            let touched = self.plan.chunks().touching(rows.clone());
-            let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
-            let event = TileEvent { rank, product: products, chunk, ..TileEvent::default() };
-            let launched = start + self.machine.launch_us;
-            let order = if is_whole { &whole } else { &part.order };
-            let there = Arrival::whole(vec![0.0; order.chunks().len() as usize]);
-            let outcome = product.run(order, launched, Late::NONE, &there, event, record);
-            last = Some(part);
-            if products == 0 {
-                all.first_tile = outcome.first_tile;
+            for (rows, _) in self.plan.problem().rows_in_a(rows.clone()) {
+                let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
+                let looking = if looks { self.machine.await_us } else { 0.0 };
+                let start = now.max(there).max(self.transfers.begun_at(rank)) + looking;
+                // Most shards are as large as the one before.
+                let part = match last.take() {
+                    Some(part) if part.problem.m() == rows.len() as u32 => part,
+                    _ => self.part(rows.len() as u32)?,
+                };
+                let rested = if products == 0 { start + self.idle } else { 0.0 };
+                let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
+                let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
+                // Of a part, all tiles need the last chunk; of the whole, each its own.
+                let is_whole = rows.len() as u32 == m;
+                let touched = self.plan.chunks().touching(rows.clone());
+                let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
+                let event = TileEvent { rank, product: products, chunk, ..TileEvent::default() };
+                let launched = start + self.machine.launch_us;
+                let order = if is_whole { &whole } else { &part.order };
+                let there = Arrival::whole(vec![0.0; order.chunks().len() as usize]);
+                let outcome =
+                    product.run(order, launched, Late::NONE, &there, event, record.as_deref_mut());
+                last = Some(part);
+                if products == 0 {
+                    all.first_tile = outcome.first_tile;
+                }
+                if !is_whole {
+                    all.waited += (start - now) * outcome.workers as f64;
+                }
+                all.slowed += outcome.slowed;
+                (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
+                now = outcome.end;
+                multiplied = now;
+                products += 1;
             }
-            if !is_whole {
-                all.waited += (start - now) * outcome.workers as f64;
-            }
-            all.slowed += outcome.slowed;
-            (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
-            now = outcome.end;
-            multiplied = now;
-            products += 1;
         }
         // A kernel sends totals itself.
         let sent = if is_kernel && reduces { self.transfers.sent_at(rank) } else { 0.0 };

@@ -78,7 +78,8 @@ pub struct Report {
 }
 
 impl<'a, A: Element, B: Element> Reference<'a, A, B> {
-    /// A reference for `a` (rows `lda` apart) times `b`, with the scales of the problem's scaling.
+    /// A reference for `a` (rows `lda` apart) times `b`, with the scales of the problem's scaling. Of several
+    /// [batches](crate::plan::ProblemBuilder::batches), rows of D lie as ranks get them.
     ///
     /// Every slice holds the problem's rows, no fewer and no more; the padding of its last row may be
     /// left out.
@@ -189,6 +190,7 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     /// The sums of a row times `alpha` and the scales.
     fn sums(&self, row: u32, wide_b: &[f64], alpha: f32) -> impl Iterator<Item = Expected> {
         let k = self.problem.k() as usize;
+        let row = self.problem.rows_in_a(row..row + 1).next().map_or(row, |(_, in_a)| in_a);
         let begin = row as usize * self.problem.lda() as usize;
         let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
         let columns = wide_b.chunks_exact(k).enumerate();

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use overlap_gemm::ElementType;
-use overlap_gemm::cuda::Shard;
-use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Strategy};
+use overlap_gemm::cuda::{Kernel, Shard};
+use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 use super::work::{Known, Step};
@@ -385,6 +385,29 @@ fn small_steps_for_the_sanitizer() {
     }
 }
 
+/// Each rank gets its part of every batch. Chunks end within batches, and a rank has no rows.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn sequences_of_batches_are_scattered() {
+    let world = || World::new(&[37, 0, 150], 136, 200);
+    let sequential = World { strategy: Strategy::Sequential, ..world() };
+    for world in [world(), sequential, world().by_kernel(4), world().fused()] {
+        let mut world = world.in_batches(3).with(|case| {
+            (case.pads, case.beta) = ([1, 1, 1], 0.5);
+            (case.options.bias, case.options.c) = (true, true);
+        });
+        world.options = world.options.with_pieces(4);
+        three_steps(&world);
+        println!("{}, {:?}: right", world.strategy, world.options);
+    }
+    let fp8 = |kernel: &&Kernel| {
+        kernel.elements.a.is_fp8() && kernel.elements.d == ElementType::Bf16 && !kernel.transposed
+    };
+    let Some(kernel) = tried_kernels().into_iter().find(fp8) else { return };
+    let world = World::of(kernel, &[37, 0, 150], 136, 208).in_batches(3);
+    three_steps(&world.with(|case| case.scaling = Scaling::Rows));
+}
+
 /// What cannot be is refused on all ranks, and the group lives on.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
@@ -409,6 +432,9 @@ fn wrong_calls_are_refused() {
         assert!(text.contains("a reduction of gated products"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::PUSHING);
         assert!(text.contains("Strategy::Sequential"), "{text}");
+        let all = World { all: true, ..world.clone().in_batches(2) };
+        let text = all.try_plan(&rank).unwrap_err().to_string();
+        assert!(text.contains("GEMM + all-reduce of 2 batches"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::Nccl);
         assert!(text.contains("Strategy::Sequential"), "{text}");
 

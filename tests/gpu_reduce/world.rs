@@ -30,7 +30,7 @@ pub struct World {
     pub all: bool,
     /// One for each product of A, alike but for B and D, which is what becomes of the totals.
     pub cases: Vec<Case>,
-    /// Of A and D, as planned.
+    /// Of each batch of A and D, as planned.
     pub rows: Vec<u32>,
     pub strategy: Strategy,
     pub options: CollectiveOptions,
@@ -169,6 +169,11 @@ impl World {
         self
     }
 
+    /// The same of several batches of these rows.
+    pub fn in_batches(self, batches: u64) -> World {
+        self.with(|case| (case.batches, case.size[0]) = (batches, case.size[0] * batches))
+    }
+
     /// The same with other cases.
     pub fn with(mut self, change: impl Fn(&mut Case)) -> World {
         self.cases.iter_mut().for_each(change);
@@ -229,7 +234,9 @@ impl World {
             Strategy::Pipelined if fuses => Strategy::Fused,
             strategy => strategy,
         };
-        World { all, cases, strategy, seed, ..world }
+        let world = World { all, cases, strategy, seed, ..world };
+        let batches = if all { 1 } else { random.within(1..=3) };
+        world.in_batches(batches)
     }
 
     /// Whether totals are rounded to bf16 between additions: then nothing may follow them.
@@ -245,18 +252,22 @@ impl World {
         self.cases.iter().map(|case| case.sharded(&self.rows)).collect()
     }
 
-    /// The rows of D that a rank gets in a step in which ranks own `rows`.
+    /// The rows of D that a rank gets in a step in which ranks own `rows` of each batch.
     pub fn output_rows(&self, rows: &[u32], rank: u32) -> Range<u32> {
         if self.all {
             return 0..rows.iter().sum();
         }
-        let first = rows[..rank as usize].iter().sum();
-        first..first + rows[rank as usize]
+        let batches = self.cases[0].batches as u32;
+        let first: u32 = rows[..rank as usize].iter().sum();
+        batches * first..batches * (first + rows[rank as usize])
     }
 
     /// The most rows of D that a rank gets in any step.
     pub fn most_output_rows(&self) -> u32 {
-        if self.all { self.rows.iter().sum() } else { *self.rows.iter().max().unwrap() }
+        match self.all {
+            true => self.rows.iter().sum(),
+            false => self.cases[0].batches as u32 * self.rows.iter().max().unwrap(),
+        }
     }
 
     pub fn plan(&self, rank: &Rank) -> Layer {

@@ -61,8 +61,10 @@ use crate::plan::{
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.
 ///
-/// An input of three dimensions, batch × sequence × K, is a matrix of batch · sequence rows. If each shard has whole batches, the
-/// sums are scattered along the batches.
+/// An input of three dimensions, batches × sequence × K, is a matrix of batches · sequence rows. If each shard has whole batches,
+/// the sums are scattered along the batches, dimension 0. [`ProblemBuilder::batches`](crate::plan::ProblemBuilder::batches)
+/// scatters them along the sequence, dimension 1: each rank gets its rows of every batch. Nothing is copied for it. But a product
+/// ends with a rank's rows of a batch, so there are more and smaller products.
 ///
 /// A tensor-parallel MLP without its activation; `examples/gpu_tensor_parallel_mlp.rs` is a whole one:
 ///

@@ -114,8 +114,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 (Lane::Compute, Multiply { rows, .. }) => {
                     for (sum, call) in self.sums.iter().zip(calls) {
                         let Some(product) = &sum.product else { continue };
-                        // SAFETY: the caller's promise; sums have a place for all rows.
-                        unsafe { product.enqueue_rows(stream, &call.product, rows.clone(), None) }?;
+                        for (rows, in_a) in plan.problem().rows_in_a(rows.clone()) {
+                            let firsts = [in_a, rows.start];
+                            let part = call.product.rows_from(&product.problem, firsts);
+                            let rows = 0..rows.len() as u32;
+                            // SAFETY: the caller's promise; sums have a place for all rows.
+                            unsafe { product.enqueue_rows(stream, &part, rows, None) }?;
+                        }
                     }
                 }
                 (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if by_copies => {
@@ -231,10 +236,15 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 alpha: total.alpha / ranks as f32,
                 beta: total.beta,
                 others: (others.count > 0).then_some(others),
-                ..call.product.rows_from(&product.problem, rows.start)
+                ..call.product
             };
-            // SAFETY: the caller's promise; slots are as long as planned.
-            unsafe { product.enqueue_rows(stream, &operands, 0..rows.len() as u32, None) }?;
+            for (part, in_a) in step.shape.plan.problem().rows_in_a(rows.clone()) {
+                let operands =
+                    operands.rows_from(&product.problem, [in_a, part.start - rows.start]);
+                let part = 0..part.len() as u32;
+                // SAFETY: the caller's promise; slots are as long as planned.
+                unsafe { product.enqueue_rows(stream, &operands, part, None) }?;
+            }
         }
         Ok(())
     }

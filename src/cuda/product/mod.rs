@@ -36,7 +36,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::kernels::{Choice, Kernel, sms_beside_push};
-use crate::plan::{Problem, Tiling, Way};
+use crate::plan::{Operation, Problem, Tiling, Way};
 
 /// Everything about a product that does not change from call to call.
 #[derive(Debug)]
@@ -134,7 +134,8 @@ impl Product {
     ) -> Result<()> {
         let most = self.problem.m();
         rows.clone().step_by(most as usize).try_for_each(|first| {
-            let part = operands.rows_from(&self.problem, first).rows((rows.end - first).min(most));
+            let part = operands.rows_from(&self.problem, [first; 2]);
+            let part = part.rows((rows.end - first).min(most));
             // SAFETY: the caller's promise, for some of the rows.
             unsafe { self.enqueue_raw(stream, &part, input) }
         })
@@ -195,6 +196,7 @@ fn select(
     sm_count: u32,
 ) -> Result<(&'static Kernel, Choice)> {
     check_size(problem)?;
+    problem.check_batches(Operation::Gemm)?;
     problem.check_c(options.c)?;
     let kernels = kernels()?;
     let choice = choose(kernels, problem, options, sm_count)?;
@@ -236,10 +238,13 @@ pub(crate) fn check_alike(products: &[(Problem, GemmOptions)]) -> Result<&Proble
         return Err(Error::mismatch("the number of products", 0, "at least 1", remedy));
     };
     for (index, (problem, _)) in products.iter().enumerate() {
-        let a =
-            |of: &Problem| (of.shards().clone(), of.k(), of.lda(), of.elements().a, of.scaling());
+        let a = |of: &Problem| {
+            let types = (of.elements().a, of.scaling());
+            (of.shards().clone(), of.batches(), of.k(), of.lda(), types)
+        };
         if a(problem) != a(first) {
-            let remedy = "give all problems the same shards, K, lda, element type of A and scaling";
+            let remedy =
+                "give all problems the same shards, batches, K, lda, element type of A and scaling";
             let what = format!("the A of problem {index}");
             return Err(Error::mismatch(what, problem, format!("that of {first}"), remedy));
         }

@@ -143,20 +143,20 @@ impl RawOperands {
         Ok(RawOperands { a, scale_a, ..*self })
     }
 
-    /// Those of the rows from `first` on.
-    pub(crate) fn rows_from(&self, problem: &Problem, first: u32) -> Self {
+    /// Those of the rows from these on: of A, and of D.
+    pub(crate) fn rows_from(&self, problem: &Problem, [of_a, of_d]: [u32; 2]) -> Self {
         let elements = problem.elements();
-        let at = |start: CUdeviceptr, pitch: u32, size: u32| {
+        let at = |start: CUdeviceptr, first: u32, pitch: u32, size: u32| {
             start + u64::from(first) * u64::from(pitch) * u64::from(size)
         };
-        let like_d = |start, element: ElementType| at(start, problem.ldd(), element.size());
+        let like_d = |start, element: ElementType| at(start, of_d, problem.ldd(), element.size());
         let by_rows = problem.scaling() == Scaling::Rows;
         RawOperands {
-            others: self.others.map(|others| others.rows_from(first, elements.d)),
-            a: at(self.a, problem.lda(), elements.a.size()),
+            others: self.others.map(|others| others.rows_from(of_d, elements.d)),
+            a: at(self.a, of_a, problem.lda(), elements.a.size()),
             d: like_d(self.d, elements.d),
             c: if self.c == 0 { 0 } else { like_d(self.c, elements.d.addend()) },
-            scale_a: if by_rows { at(self.scale_a, 1, 4) } else { self.scale_a },
+            scale_a: if by_rows { at(self.scale_a, of_a, 1, 4) } else { self.scale_a },
             ..*self
         }
     }
@@ -261,8 +261,8 @@ mod tests {
         let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).lda(80).ldd(56);
         let problem = problem.build().unwrap();
         let whole = RawOperands { a: 1600, ..RawOperands::of_gathered(16, 3200) }.c(6400, 1.0);
-        let part = whole.rows_from(&problem, 40);
-        assert_eq!((part.a, part.b), (1600 + 40 * 80 * 2, 16));
+        let part = whole.rows_from(&problem, [30, 40]);
+        assert_eq!((part.a, part.b), (1600 + 30 * 80 * 2, 16));
         assert_eq!((part.d, part.c), (3200 + 40 * 56 * 2, 6400 + 40 * 56 * 2));
     }
 

@@ -24,6 +24,8 @@ pub struct Case {
     pub pads: [u64; 3],
     pub scaling: Scaling,
     pub gated: bool,
+    /// In a reduce-scatter; M is theirs together.
+    pub batches: u64,
     pub options: GemmOptions,
     pub alpha: f32,
     pub beta: f32,
@@ -47,6 +49,7 @@ impl Case {
             pads: [0; 3],
             scaling: Scaling::None,
             gated: false,
+            batches: 1,
             options,
             alpha: 1.0,
             beta: 0.0,
@@ -87,7 +90,7 @@ impl Case {
         self.builder().build().unwrap()
     }
 
-    /// The problem whose rows are spread over so many ranks.
+    /// The problem whose rows, of one batch, are spread over so many ranks.
     pub fn sharded(&self, rows: &[u32]) -> Problem {
         self.builder().shards(rows).build().unwrap()
     }
@@ -117,6 +120,7 @@ impl Case {
             .ldd(pitch(if self.gated { n / 2 } else { n }, self.pads[2], types.d))
             .scaling(self.scaling)
             .gated(self.gated)
+            .batches(self.batches)
     }
 
     /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the

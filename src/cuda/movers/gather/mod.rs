@@ -116,10 +116,7 @@ impl Gatherer {
         /// Few: a caller alternates between some shapes, at most.
         const KEPT: usize = 16;
         let Some(rows) = rows else { return Ok(Arc::clone(&self.shapes[0])) };
-        let same = |shape: &&Arc<StepShape>| {
-            let shards = shape.plan.problem().shards();
-            shards.to_rows() == rows
-        };
+        let same = |shape: &&Arc<StepShape>| shape.plan.problem().rows_of_ranks() == rows;
         if let Some(known) = self.shapes.iter().find(same) {
             return Ok(Arc::clone(known));
         }

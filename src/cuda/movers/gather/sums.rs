@@ -33,7 +33,8 @@ impl Gatherer {
     /// An error if a rank has more rows in this step than slots hold.
     pub(crate) fn check_owned(&self, rows: Option<&[u32]>) -> Result<()> {
         let slots = self.plan.slot_rows();
-        let most = rows.and_then(|rows| rows.iter().max().copied()).filter(|_| slots > 0);
+        let most = rows.and_then(|rows| rows.iter().max()).filter(|_| slots > 0);
+        let most = most.map(|rows| rows.saturating_mul(self.plan.problem().batches()));
         let remedy = "plan for the most rows that a rank has in any step";
         let what = "the rows of one rank in this step";
         Error::check_range(what, most.unwrap_or(0), 0..=slots, remedy)
