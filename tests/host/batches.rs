@@ -74,7 +74,7 @@ impl World {
     fn inputs<A: Element, D: Element>(&self, rank: u32, step: usize) -> Inputs<A, D> {
         let mut random = Random::of_stream(self.seed, u64::from(rank) << 32 | step as u64);
         let problem = self.of(step);
-        let scales = |lines| problem.scaling().count(lines) as usize;
+        let scales = |lines| problem.scaling().count(lines);
         let own = problem.shards().rows(rank).len() as u32;
         Inputs {
             a: random.elements(u64::from(problem.m()) * u64::from(problem.lda())),
