@@ -212,19 +212,28 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
 }
 
 fn by_nccl(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
-    let (ranks, push) = (plan.problem().ranks(), Lane::Push(0));
+    let (ranks, chunks) = (plan.problem().ranks(), plan.chunks());
     let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
     compute.extend(announce(plan, rank));
     compute.extend(sums_of_all(plan, rank));
-    let mut steps: Vec<_> = in_lane(Lane::Compute, compute).collect();
+    // One word says that all sums are complete: those of the own rows, too, which do not travel.
+    let first = owners(plan, rank).find_map(|owner| chunks.of_rank(owner).next());
+    let summed = first.map(|chunk| Word::Summed { chunk });
+    compute.extend(summed.map(|word| Step::Post { word, to: rank, age: 0 }));
+
+    let mut nccl: Vec<_> = summed.map(|word| Step::Await { word, age: 0 }).into_iter().collect();
     // It begins when all ranks have come to it, each behind the step before on its stream.
-    let consumed = |by| Step::Await { word: Word::Consumed { by }, age: 1 };
-    steps.extend(in_lane(push, (0..ranks).map(consumed)));
-    let computed = owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner));
-    steps.extend(with_sends(plan, rank, computed, 1));
-    steps.extend(in_lane(push, reduce(plan, rank, plan.added_up(rank))));
-    steps.push((push, Step::Post { word: Word::Begun, to: rank, age: 0 }));
-    steps
+    nccl.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: 1 }));
+    for owner in owners(plan, rank) {
+        let receivers = receivers(plan, rank, owner);
+        for chunk in chunks.of_rank(owner) {
+            let sent = receivers.iter().flat_map(|to| move_and_signal(rank, chunk, *to));
+            nccl.extend(sent);
+        }
+    }
+    nccl.extend(reduce(plan, rank, plan.added_up(rank)));
+    nccl.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
+    in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), nccl)).collect()
 }
 
 fn in_lane(
@@ -292,11 +301,13 @@ fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
 
 /// What sends the sums of a chunk, once they are complete.
 fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
-    [
-        Step::Await { word: Word::Summed { chunk }, age: 0 },
-        Step::Move { chunk, to },
-        Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 },
-    ]
+    let [moves, signals] = move_and_signal(rank, chunk, to);
+    [Step::Await { word: Word::Summed { chunk }, age: 0 }, moves, signals]
+}
+
+fn move_and_signal(rank: u32, chunk: u32, to: u32) -> [Step; 2] {
+    let word = Word::Partial { chunk, from: rank };
+    [Step::Move { chunk, to }, Step::Post { word, to, age: 0 }]
 }
 
 /// The chunks that the rank adds up, as they arrive: the others send a rank the sums of its own rows first.

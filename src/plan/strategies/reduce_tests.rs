@@ -173,9 +173,10 @@ fn nccl_adds_up_behind_all_sums() {
         "compute: await begun of e−1; \
          compute: post consumed by 1 of e−1 → 1; compute: post consumed by 1 of e−1 → 2; \
          compute: post consumed by 1 of e−1 → 0; compute: multiply rows 0..5; \
+         compute: post summed 0 → 1; push 0: await summed 0; \
          push 0: await consumed by 0 of e−1; push 0: await consumed by 1 of e−1; \
-         push 0: await consumed by 2 of e−1; compute: post summed 0 → 1; \
-         push 0: await summed 0; push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
+         push 0: await consumed by 2 of e−1; \
+         push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
          push 0: await partial 1 from 0; push 0: await partial 1 from 2; push 0: reduce 1; \
          push 0: post begun → 1"
     );
