@@ -194,8 +194,8 @@ pub enum Error {
     Cuda {
         /// The call.
         call: &'static str,
-        /// CUDA's error code, such as 2 for out of memory, where a call of CUDA failed: a `CUresult`, which the
-        /// runtime's codes are, too.
+        /// The code that the call returned, such as 2 for out of memory: a `CUresult`, which the runtime's codes are, too. A call
+        /// whose name begins with `nccl` returns an `ncclResult_t`. `None`: the failure has no such code.
         code: Option<u32>,
         /// What failed, in CUDA's or NCCL's words where there are some.
         detail: String,

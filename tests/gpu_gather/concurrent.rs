@@ -1,16 +1,17 @@
-//! Operations of one rank on several streams: one after the other, unless they fit the GPU together.
+//! Operations of one rank on several streams, of one group or of several: one after the other, unless they fit the GPU together.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::gpu::inputs::random_rows;
 use crate::gpu::one_kernel;
-use crate::gpu::ranks::{Rank, on_ranks, options};
+use crate::gpu::ranks::{Rank, on_gpus, on_ranks, options};
 use overlap_gemm::cuda::cudarc::driver::result::{free_host, malloc_host};
 use overlap_gemm::cuda::cudarc::driver::sys::cuStreamWaitValue32_v2;
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use overlap_gemm::cuda::{AllGatherGemm, Gemm, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
+use overlap_gemm::group::{Group, GroupOptions};
 use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::random::Random;
 
@@ -53,9 +54,9 @@ impl Drop for Gate {
     }
 }
 
-/// A step each of operations of equal numbers with these limits, each on a stream, the first of which is stopped: the others
-/// wait for it unless they `fit`.
-fn steps(rank: &Rank, limits: &[u32], fit: bool) {
+/// A step each of operations of equal numbers with these limits, each on a stream, and in its place of `groups`. The first stream is
+/// stopped: the others wait for it unless they `fit`.
+fn steps(rank: &Rank, groups: &[Arc<Group>], limits: &[u32], fit: bool) {
     let device = &rank.gpu.device;
     let options_of = |limit| GemmOptions::default().with_sm_limit(limit).with_constant_b(true);
     // The same for all, whose results are compared bit for bit.
@@ -81,10 +82,10 @@ fn steps(rank: &Rank, limits: &[u32], fit: bool) {
     let pushed = options(Engine::Kernel { blocks: BLOCKS }).with_strategy(Strategy::Fused);
     let own = problem.shards().rows(rank.rank()).start;
     let own = at(&a) + u64::from(own) * SIZE * 2;
-    let plan = |limit: &u32| {
-        AllGatherGemm::plan(&rank.group, device, &problem, &pushed, &gemm(*limit)).unwrap()
+    let plan = |(limit, group): (&u32, &Arc<Group>)| {
+        AllGatherGemm::plan(group, device, &problem, &pushed, &gemm(*limit)).unwrap()
     };
-    let mut layers: Vec<_> = limits.iter().map(plan).collect();
+    let mut layers: Vec<_> = limits.iter().zip(groups.iter().cycle()).map(plan).collect();
     let gate = Gate::closed(rank, &streams[0]);
     for ((layer, stream), d) in layers.iter_mut().zip(&streams).zip(&outputs) {
         let operands = [RawOperands::of_gathered(at(&b), at(d))];
@@ -116,7 +117,7 @@ fn steps(rank: &Rank, limits: &[u32], fit: bool) {
 }
 
 fn on_streams(limits: impl Fn(&Rank) -> Vec<u32> + Sync, fit: bool) {
-    on_ranks(RANKS, |rank| steps(&rank, &limits(&rank), fit));
+    on_ranks(RANKS, |rank| steps(&rank, &[Arc::clone(&rank.group)], &limits(&rank), fit));
 }
 
 fn all_sms(rank: &Rank) -> u32 {
@@ -146,4 +147,14 @@ fn a_step_beside_one_that_follows_follows_too() {
         },
         false,
     );
+}
+
+/// Each rank has a GPU in both groups, which know nothing of each other.
+#[test]
+#[ignore = "needs 2 Hopper GPUs"]
+fn steps_of_two_groups_follow_each_other() {
+    on_gpus(RANKS, |rank| {
+        let part = || Arc::new(rank.group.split(0, &GroupOptions::default()).unwrap());
+        steps(&rank, &[part(), part()], &[all_sms(&rank) / 2 + 2; 2], false);
+    });
 }

@@ -46,10 +46,11 @@ use crate::tune::Tuning;
 /// gathered A on each rank.
 ///
 /// A product that waits for rows keeps its SMs, so two such products on two streams could deadlock across ranks. If two steps of a
-/// group do not fit on the GPU together, the later one therefore waits, on the GPU, for the earlier one. All ranks must enqueue the
-/// steps of all operations and streams of the group in the same order. To run steps at the same time, limit each product's SMs
-/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)). The library does not order steps of different groups, nor graph
-/// launches: limit their products' SMs, or make one stream wait for the other.
+/// process do not fit on its GPU together, the later one therefore waits, on the GPU, for the earlier one. All ranks must enqueue the
+/// steps of all operations, streams and groups in the same order. To run steps at the same time, limit each product's SMs
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)). The library does not order graph launches, nor steps of two groups if
+/// ranks of one may share a GPU ([`shared_devices`](crate::group::GroupOptions::shared_devices)): limit their products' SMs, or make
+/// one stream wait for the other.
 ///
 /// ```no_run
 /// use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! What one group's operations on a GPU know of each other.
+//! What the operations of one process on a GPU know of each other.
 //!
-//! What belongs here: whether one of them has failed, and which steps on several streams may run at the same time. A kernel that
-//! waits for other ranks keeps its SMs. If two such kernels start in one order here and in another order on another rank, each may
-//! keep out what the other waits for.
+//! What belongs here: whether one of the same group has failed, and which steps on several streams may run at the same time. A
+//! kernel that waits for other ranks keeps its SMs. If two such kernels start in one order here and in another order on another rank,
+//! each may keep out what the other waits for, also if they belong to two groups. Ranks of one group that share a GPU wait for each
+//! other, so their steps are not ordered: each rank's operations of such a group know those of the same group only.
 //! Invariant: steps that may run at the same time fit the GPU's SMs together. Any other step follows those that were enqueued before
 //! it; all ranks enqueue the steps in the same order.
 
@@ -17,7 +18,7 @@ use crate::error::Result;
 use crate::group::Group;
 use crate::sync::lock;
 
-/// What the operations of one rank share.
+/// What these operations share.
 #[derive(Debug)]
 pub(crate) struct Concurrent {
     sm_count: u32,
@@ -27,20 +28,32 @@ pub(crate) struct Concurrent {
     since: CudaEvent,
     /// The streams whose steps may still run, and the most SMs that one of these steps keeps.
     running: Vec<(Arc<CudaStream>, u32)>,
-    operations: Vec<Weak<Failures>>,
+    operations: Vec<(Weak<Group>, Weak<Failures>)>,
 }
 
 type Shared = Arc<Mutex<Concurrent>>;
-type OfGroup = (Weak<Group>, Weak<Mutex<Concurrent>>);
+
+/// Whose steps on a GPU are ordered: those of all groups with one rank on it, or of a group whose ranks may share it.
+#[derive(Debug)]
+struct Known {
+    /// Kernels of several contexts take turns on a GPU.
+    context: usize,
+    alone: Option<Weak<Group>>,
+    shared: Weak<Mutex<Concurrent>>,
+}
 
 impl Concurrent {
-    /// That of the operations of `group`, as long as one of them exists.
+    /// That of the operations of `group` on `device`, as long as one of them exists.
     pub(crate) fn of(group: &Arc<Group>, device: &Device) -> Result<Shared> {
-        static ALL: Mutex<Vec<OfGroup>> = Mutex::new(Vec::new());
+        static ALL: Mutex<Vec<Known>> = Mutex::new(Vec::new());
         let mut all = lock(&ALL);
-        all.retain(|(_, shared)| shared.strong_count() > 0);
-        let mut known = all.iter().filter(|(of, _)| of.as_ptr() == Arc::as_ptr(group));
-        if let Some(shared) = known.find_map(|(_, shared)| shared.upgrade()) {
+        all.retain(|known| known.shared.strong_count() > 0);
+        let alone = group.shares_devices().then(|| Arc::downgrade(group));
+        let context = device.context().cu_ctx() as usize;
+        let at = |group: &Option<Weak<Group>>| group.as_ref().map(Weak::as_ptr);
+        let mut known =
+            all.iter().filter(|known| known.context == context && at(&known.alone) == at(&alone));
+        if let Some(shared) = known.find_map(|known| known.shared.upgrade()) {
             return Ok(shared);
         }
         let (end, since) = (untimed_event(device)?, untimed_event(device)?);
@@ -48,19 +61,20 @@ impl Concurrent {
         let shared =
             Concurrent { sm_count, end, since, running: Vec::new(), operations: Vec::new() };
         let shared = Arc::new(Mutex::new(shared));
-        all.push((Arc::downgrade(group), Arc::downgrade(&shared)));
+        all.push(Known { context, alone, shared: Arc::downgrade(&shared) });
         Ok(shared)
     }
 
-    /// One more operation.
-    pub(crate) fn join(&mut self, operation: &Arc<Failures>) {
-        self.operations.retain(|known| known.strong_count() > 0);
-        self.operations.push(Arc::downgrade(operation));
+    /// One more operation of `group`.
+    pub(crate) fn join(&mut self, group: &Arc<Group>, operation: &Arc<Failures>) {
+        self.operations.retain(|(_, known)| known.strong_count() > 0);
+        self.operations.push((Arc::downgrade(group), Arc::downgrade(operation)));
     }
 
-    /// An error if a step of an operation other than `own` has failed.
-    pub(crate) fn check_others(&self, own: &Arc<Failures>) -> Result<()> {
-        let live = self.operations.iter().filter_map(Weak::upgrade);
+    /// An error if a step of an operation of `group` other than `own` has failed.
+    pub(crate) fn check_others(&self, group: &Arc<Group>, own: &Arc<Failures>) -> Result<()> {
+        let of_group = self.operations.iter().filter(|(of, _)| of.as_ptr() == Arc::as_ptr(group));
+        let live = of_group.filter_map(|(_, failures)| failures.upgrade());
         live.filter(|other| !Arc::ptr_eq(other, own)).try_for_each(|other| other.check())
     }
 

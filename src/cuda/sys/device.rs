@@ -212,7 +212,8 @@ impl Device {
         &self.info
     }
 
-    /// Its primary context, which the CUDA runtime and other libraries of the process use too.
+    /// Its primary context, which the CUDA runtime and other libraries of the process use too: operations take streams and memory
+    /// that any of them made on this GPU. To use a `CudaContext` that you have, open its [`ordinal`](CudaContext::ordinal).
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }

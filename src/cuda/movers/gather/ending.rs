@@ -91,7 +91,8 @@ impl Gatherer {
         }
         let rank = self.group.rank();
         // What this one has computed may come from what another has not.
-        if let Err(other) = lock(&self.concurrent).check_others(&self.signals.failures) {
+        let failures = &self.signals.failures;
+        if let Err(other) = lock(&self.concurrent).check_others(&self.group, failures) {
             let reason = format!("a step of another operation of the group failed: {other}");
             return Err(Error::Aborted { rank, reason });
         }

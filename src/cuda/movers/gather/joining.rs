@@ -158,7 +158,7 @@ impl Gatherer {
         };
         let copies = CopyEngines::new(device, streams)?;
         let concurrent = Concurrent::of(group, device)?;
-        lock(&concurrent).join(&signals.failures);
+        lock(&concurrent).join(group, &signals.failures);
         let course = Course::new(StepOrder::new(device)?, options.first_epoch);
         let first = StepShape::new(plan.schedule(group.rank()), &plan, layout)?;
         Ok(Gatherer {

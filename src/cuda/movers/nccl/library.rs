@@ -159,6 +159,7 @@ impl Nccl {
         }
         // SAFETY: the function returns a static string.
         let words = unsafe { CStr::from_ptr((self.words)(status)) };
-        Err(Error::Cuda { call, code: None, detail: words.to_string_lossy().into_owned() })
+        let detail = words.to_string_lossy().into_owned();
+        Err(Error::Cuda { call, code: Some(status.unsigned_abs()), detail })
     }
 }
