@@ -195,6 +195,14 @@ def reducing_contenders(case, device, group):
 
     steps["torch-plain"] = (kind, plain)
     if fp8:
+        scaled = ops.fused_scaled_matmul_reduce_scatter
+
+        def fused_scaled(i):
+            return scaled(
+                a[i], bs[i], scale_a, scale_b, "sum", 0, 0, group, [m, n], out_dtype=out_dtype, use_fast_accum=True
+            )
+
+        steps["torch-fused"] = (kind, fused_scaled)
         return steps, expected
     fused = ops.fused_matmul_reduce_scatter
     steps["torch-fused"] = (kind, lambda i: fused(a[i], bs[i], "sum", 0, group))
