@@ -22,6 +22,8 @@ mod graphs;
 mod lost_ranks;
 #[path = "gpu_reduce/nccl.rs"]
 mod nccl;
+#[path = "gpu_reduce/recorded.rs"]
+mod recorded;
 #[path = "gpu_reduce/results.rs"]
 mod results;
 #[path = "gpu_reduce/schedule_mutants.rs"]

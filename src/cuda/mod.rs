@@ -95,6 +95,7 @@ pub use self::{
 #[doc(inline)]
 pub use self::{
     movers::options::CollectiveOptions,
+    movers::step_record::StepRecord,
     product::matrix::{DeviceMatrix, DeviceMatrixMut},
     product::operands::Operands,
     product::options::GemmOptions,
@@ -127,10 +128,7 @@ pub use crate::kernels::{Choice, Kernel};
 
 // What happened, and when.
 #[doc(inline)]
-pub use self::{
-    all_gather_gemm::step_record::StepRecord,
-    sys::records::{TileRecord, TileRecords},
-};
+pub use self::sys::records::{TileRecord, TileRecords};
 
 /// The `cudarc` that this module's signatures mention (streams, slices, contexts).
 pub use cudarc;

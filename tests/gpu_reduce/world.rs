@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::cudarc::driver::CudaStream;
 use overlap_gemm::cuda::{
-    CollectiveOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard,
+    CollectiveOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard, StepRecord,
 };
 use overlap_gemm::plan::{
     Activation, Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
@@ -67,6 +67,27 @@ impl Layer {
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         either!(self, layer => unsafe { layer.enqueue_raw(stream, a, operands) })
+    }
+
+    pub fn step_record(&self) -> Result<StepRecord, Error> {
+        either!(self, layer => layer.step_record())
+    }
+
+    /// # Safety
+    /// That of the operation.
+    pub unsafe fn enqueue_recorded(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        a: Shard<'_>,
+        operands: &[RawOperands],
+        record: &mut StepRecord,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        either!(self, layer => unsafe { layer.enqueue_recorded(stream, a, operands, record) })
+    }
+
+    pub fn planned(&self) -> &Plan {
+        either!(self, layer => layer.planned())
     }
 
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<(), Error> {

@@ -8,14 +8,16 @@ use std::sync::Arc;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::{CollectiveOptions, GemmOptions};
 use overlap_gemm::group::{Group, GroupOptions};
-use overlap_gemm::plan::{Problem, Strategy};
+use overlap_gemm::plan::{Operation, Problem, Strategy};
 use overlap_gemm::trace::Timeline;
 
 use super::{Args, SEED, Shown};
-use crate::bench::gpu::check::Check;
-use crate::bench::gpu::driver::Gpu;
+use crate::bench::gpu::check::{Adder, Check};
+use crate::bench::gpu::driver::{Block, Gpu};
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step as _};
+use crate::bench::gpu::ranks::contenders::{
+    Gathered, Place, Recorded, Reduced, Summing, bytes_of_total,
+};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
 use crate::bench::gpu::ranks::exchange::{all_values, common_sets};
 use crate::bench::gpu::ranks::told;
@@ -48,23 +50,43 @@ fn one_step(
     group: &Arc<Group>,
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
+    let operation = args.operation.map(Operation::from).unwrap_or_default();
     let mut pools = Pools::new(SEED);
-    let inputs = pools.inputs(0, gpu, problem, gpu.l2_bytes()?)?;
+    // What is gathered is the same on all ranks, what is added up is each rank's own.
+    let whose = if operation.reduces() { group.rank() } else { 0 };
+    let inputs = pools.inputs(whose, gpu, problem, gpu.l2_bytes()?)?;
     let sets = common_sets(group, slice::from_ref(&inputs))?;
-    let check = Check::new(&pools, problem, &inputs, sets, SEED);
+    let own = operation.output_rows(problem, group.rank());
+    let rooms = if operation.reduces() { sets } else { 0 };
+    let totals = (0..rooms).map(|_| gpu.allocate(bytes_of_total(problem, &own)));
+    let totals = totals.collect::<Result<Vec<Block>, Error>>()?;
+    let check = match operation.reduces() {
+        true => Check::of_total(&pools, problem, own, sets, SEED),
+        false => Check::new(&pools, problem, &inputs, sets, SEED),
+    };
     let place = Place { gpu, group, problem, inputs: &inputs, set: check.set };
-    let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
-    let mut gather = CollectiveOptions::default().with_strategy(strategy);
-    gather.pieces = args.chunks;
+    let summing = Summing { place, operation, totals: &totals };
+    let mut options = CollectiveOptions::default();
+    options.pieces = args.chunks;
+    options.strategy = match (args.sequential, operation) {
+        (true, _) => Some(Strategy::Sequential),
+        (false, Operation::AllGatherGemm) => Some(Strategy::Fused),
+        (false, _) => None,
+    };
     let gemm = GemmOptions::default().with_constant_b(true);
-    let mut step = Gathered::plan(place, &gather, &gemm)?;
-    let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
+    let mut step: Box<dyn Recorded> = match operation {
+        Operation::GemmReduceScatter => Box::new(Reduced::<false>::plan(summing, &options, &gemm)?),
+        Operation::GemmAllReduce => Box::new(Reduced::<true>::plan(summing, &options, &gemm)?),
+        _ => Box::new(Gathered::plan(place, &options, &gemm)?),
+    };
+    let d = totals.get(check.set).unwrap_or(&inputs.sets[check.set].d);
+    let checked = check.run_into(gpu, d, &[d], Adder::Own, |set| step.enqueue(set))?;
     step.check()?;
     if let Some(wrong) = wrong_anywhere(group, checked.err())? {
         return Err(Failure::CheckFailed(wrong));
     }
     interrupt.check()?;
-    let own = step.record()?;
+    let own = step.record(gpu, check.set)?;
     let ranks = all_values(group, "the record of a step", &own)?;
     let chunks = step.planned().chunks();
     let timeline = Timeline::of_ranks(ranks, |chunk| chunks.rank_of(chunk));

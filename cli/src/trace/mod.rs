@@ -25,7 +25,7 @@ pub struct Args {
     problem: ProblemArgs,
 
     /// Operation [default: all-gather-gemm]
-    #[arg(long, value_enum, value_parser = with_product(), requires = "host")]
+    #[arg(long, value_enum, value_parser = with_product())]
     operation: Option<What>,
 
     /// Chunks of each rank's rows [default: the operation's choice]
@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
-    /// Gather all rows first, then multiply
+    /// Let transfers and products follow each other
     #[arg(long, conflicts_with = "host")]
     sequential: bool,
 

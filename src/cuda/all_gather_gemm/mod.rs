@@ -1,13 +1,13 @@
 //! All-gather + GEMM between GPUs: every rank brings a shard of A and gets D = A · B of the whole A.
 //!
 //! What belongs here: the operation that users call; gathering is `movers`'s, multiplying
-//! `product`'s. Beside are `tuned` (what a table decides of a plan) and `step_record` (steps that say when what was done).
+//! `product`'s. Beside are `tuned` (what a table decides of a plan) and `recorded` (steps that keep when what was done).
 //! Invariants: everything slow or refusable happens in [`AllGatherGemm::plan`]; a rank that cannot plan a product says so
 //! where all agree on the gather, so that none waits for it. A step enqueues, never waits, and can be captured into a graph;
 //! no product reads a row before something on its stream, or the product itself, has waited for it. There is no silent
 //! fallback.
 
-pub(crate) mod step_record;
+mod recorded;
 mod tuned;
 
 use std::sync::Arc;

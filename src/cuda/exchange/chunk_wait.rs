@@ -55,6 +55,24 @@ pub struct ChunkWait {
 }
 
 /// An `og_gemm_input` of `csrc/overlap_gemm.h`: see [`ChunkWait::input`].
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{ChunkWait, Signals};
+/// # use overlap_gemm::cuda::cudarc::driver::CudaStream;
+/// # use std::{ffi::c_void, sync::Arc};
+///
+/// fn launch(
+///     wait: &ChunkWait,
+///     stream: &Arc<CudaStream>,
+///     signals: &Signals,
+///     mine: unsafe extern "C" fn(*const c_void),
+/// ) -> overlap_gemm::Result<()> {
+///     let input = wait.input(stream, signals)?;
+///     // SAFETY: it launches a kernel that does with `input` what the headers say.
+///     unsafe { mine(input.as_ptr()) };
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct KernelInput<'a>(Input<'a>);
 

@@ -56,6 +56,17 @@ use crate::plan::MAX_CHUNKS;
 ///
 /// See the [module](self) for the protocol. A step that failed leaves this usable: later epochs are not
 /// disturbed. Dropping waits for the work that was enqueued with it.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{Device, Signals};
+///
+/// let device = Device::open(0)?;
+/// let stream = device.new_stream()?;
+/// let signals = Signals::new(&device, 8)?;
+/// signals.advance(&stream)?; // a step begins,
+/// signals.post(&stream, 3)?; // and chunk 3 has arrived
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Signals {
     pub(crate) device: Device,
@@ -349,6 +360,15 @@ impl Drop for Signals {
 }
 
 /// Ends waiting products from any thread: see [`Signals::aborter`].
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{Device, Signals};
+///
+/// let signals = Signals::new(&Device::open(0)?, 8)?;
+/// let aborter = signals.aborter();
+/// std::thread::spawn(move || aborter.abort());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Aborter {
     host: Arc<HostWords>,

@@ -22,6 +22,20 @@ use crate::group::Group;
 const WHAT: &str = "symmetric memory";
 
 /// One rank's view of memory that all ranks of a group have. [`SignalPad`](crate::cuda::SignalPad) has an example.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use overlap_gemm::cuda::{Device, SymmetricMemory};
+/// use overlap_gemm::group::GroupOptions;
+///
+/// let (group, device) = Device::join(&GroupOptions::default())?;
+/// let stream = device.new_stream()?;
+/// let memory = SymmetricMemory::new(&group, &device, 1 << 20, Duration::from_secs(30))?;
+/// let peer = (group.rank() + 1) % group.ranks();
+/// // SAFETY: nobody else uses the first word of the peer's part.
+/// unsafe { memory.post(&stream, peer, 0, 1) }?;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct SymmetricMemory {
     rank: u32,

@@ -60,6 +60,27 @@ pub type ReduceScatter = Reduce<false, false>;
 /// The results of all ranks are equal bit for bit. Each rank adds up all rows, in one shot. A kernel has two shots for many
 /// rows, if there are three to eleven ranks and totals are stored in 16 bits: each rank adds up its own rows, and sends the totals
 /// ([`Plan::has_two_shots`](crate::plan::Plan::has_two_shots)).
+///
+/// ```no_run
+/// use overlap_gemm::ElementType;
+/// use overlap_gemm::cuda::{AllReduce, CollectiveOptions, Device};
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::group::GroupOptions;
+/// use overlap_gemm::plan::Reduction;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (group, device) = Device::join(&GroupOptions::default())?;
+/// let stream = device.new_stream()?;
+/// let rows = vec![16; group.ranks() as usize];
+/// let (options, sum) = (CollectiveOptions::default(), Reduction::default());
+/// let mut reduce =
+///     AllReduce::plan(&group, &device, &rows, 4096, ElementType::Bf16, &options, sum)?;
+///
+/// let mut sums = stream.clone_htod(&vec![bf16::ONE; rows.len() * 16 * 4096])?;
+/// reduce.enqueue_in_place(&stream, None, &mut sums)?;
+/// reduce.synchronize(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 pub type AllReduce = Reduce<true, false>;
 
 impl<const ALL: bool> Reduce<ALL, false> {
@@ -181,7 +202,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let product = RawOperands::of_gathered(0, d);
         let call = Call { product, totals: (!own.is_empty()).then_some(product) };
         // SAFETY: the caller's promise.
-        unsafe { self.step(stream, &shape, Some(sums), &[call]) }
+        unsafe { self.step(stream, &shape, Some(sums), &[call], None) }
     }
 
     /// That many rows of sums or totals, in this step and at most.

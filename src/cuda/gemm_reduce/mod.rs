@@ -10,6 +10,7 @@
 
 pub(crate) mod alone;
 mod choice;
+mod recorded;
 mod steps;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::cuda::movers::engines::ways_for_sums;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
+use crate::cuda::movers::step_record::StepRecord;
 use crate::cuda::product::held::{HeldStep, Rows};
 use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
@@ -112,12 +114,52 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank adds
 /// up all rows. Steps of more rows have two, if there are three to eleven ranks, one product and a D of 16 bits an element
 /// ([`Plan::has_two_shots`]). Otherwise there is one shot. The problem's shards say which rows are whose, and in which order a rank computes them.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{CollectiveOptions, Device, GemmAllReduce, GemmOptions, Operands};
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::group::GroupOptions;
+/// use overlap_gemm::plan::{Problem, Reduction};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (group, device) = Device::join(&GroupOptions::default())?;
+/// let stream = device.new_stream()?;
+/// let problem = Problem::builder(64, 4096, 1792).ranks(group.ranks().into()).build()?;
+/// let (options, gemm) = (CollectiveOptions::default(), GemmOptions::default());
+/// let mut down =
+///     GemmAllReduce::plan(&group, &device, &problem, &options, &gemm, Reduction::default())?;
+///
+/// let a = stream.clone_htod(&vec![bf16::ONE; 64 * 1792])?;
+/// let weight = stream.clone_htod(&vec![bf16::ONE; 4096 * 1792])?;
+/// let mut all = stream.alloc_zeros::<bf16>(64 * 4096)?;
+/// down.enqueue(&stream, [Operands::new(&a, &weight, &mut all)])?;
+/// down.synchronize(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::GemmReduce;
+///
+/// /// How the sums of either operation travel.
+/// fn describe<const ALL: bool>(operation: &GemmReduce<ALL>) -> String {
+///     operation.way().to_string()
+/// }
+/// ```
 pub type GemmReduce<const ALL: bool> = Reduce<ALL, true>;
 
 /// What all reductions have in common. `ALL`: every rank gets all rows. `GEMM`: sums are products; else the caller has them.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::Reduce;
+///
+/// /// How the sums of any reduction travel.
+/// fn describe<const ALL: bool, const GEMM: bool>(operation: &Reduce<ALL, GEMM>) -> String {
+///     operation.way().to_string()
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Reduce<const ALL: bool, const GEMM: bool> {
     gatherer: Gatherer,
@@ -207,6 +249,21 @@ impl<const ALL: bool> Reduce<ALL, true> {
         a: Shard<'_>,
         operands: &[RawOperands],
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_step(stream, a, operands, None) }
+    }
+
+    /// [`GemmReduce::enqueue_raw`], recorded if there is a record.
+    ///
+    /// # Safety
+    /// As for [`GemmReduce::enqueue_raw`], and the record has room for the step.
+    unsafe fn enqueue_step(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        a: Shard<'_>,
+        operands: &[RawOperands],
+        record: Option<&mut StepRecord>,
+    ) -> Result<()> {
         check_operands(operands.len(), self.sums.len())?;
         let Some(rows) = a.at else {
             return Err(Error::Unsupported {
@@ -224,7 +281,7 @@ impl<const ALL: bool> Reduce<ALL, true> {
             .map(|(sum, operands)| self.call(sum, operands, (rows, a.scales), problem))
             .collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller's promise; A stays where it is, and sums have their buffer.
-        unsafe { self.step(stream, &shape, None, &calls) }
+        unsafe { self.step(stream, &shape, None, &calls, record) }
     }
 }
 
@@ -360,6 +417,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         shape: &Arc<StepShape>,
         sums: Option<CUdeviceptr>,
         calls: &[Call],
+        record: Option<&mut StepRecord>,
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
         let mut products = self.sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
@@ -369,7 +427,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let begun = unsafe { self.gatherer.begin(stream, shape, own, Follower::Other) };
         let enqueued = begun.and_then(|step| {
             // SAFETY: the caller's promise.
-            let enqueued = unsafe { self.carry_out(stream, &step, calls) };
+            let enqueued = unsafe { self.carry_out(stream, &step, calls, record) };
             // Copies that were enqueued may still read the caller's memory.
             let enqueued = enqueued.inspect_err(|_| self.gatherer.await_copies(stream));
             enqueued.and_then(|()| self.gatherer.end(stream, &step))

@@ -14,6 +14,7 @@ use super::{Reduce, Sum};
 use crate::cuda::movers::copy_engines::PartOfRows;
 use crate::cuda::movers::gather::Begun;
 use crate::cuda::movers::gather::sums::Shot;
+use crate::cuda::movers::step_record::StepRecord;
 use crate::cuda::product::Product;
 use crate::cuda::product::other_sums::OtherSums;
 use crate::cuda::product::raw_operands::RawOperands;
@@ -21,7 +22,7 @@ use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
 use crate::cuda::sys::stream_ops::PitchedRows;
 use crate::error::{Error, Result};
-use crate::plan::{self, Activation, Engine, Lane, Problem, Word};
+use crate::plan::{self, Activation, Engine, Lane, Plan, Problem, Word};
 
 /// What belongs to one [`Sum`] in a step.
 pub(super) struct Call {
@@ -42,9 +43,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     ) -> Result<Call> {
         if operands.records != 0 {
             return Err(Error::Unsupported {
-                what: format!("recording {}", Self::OPERATION),
-                why: "each rank's rows are a product of their own".into(),
-                remedy: "record a fused all-gather + GEMM",
+                what: format!("`records` of the operands of {}", Self::OPERATION),
+                why: "a step has several products".into(),
+                remedy: "use enqueue_recorded",
             });
         }
         let own = Self::OPERATION.output_rows(step, self.gatherer.group.rank()).len() as u32;
@@ -70,6 +71,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         stream: &Arc<CudaStream>,
         step: &Begun,
         calls: &[Call],
+        mut record: Option<&mut StepRecord>,
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
         let by_copies = matches!(self.way().engine, Engine::CopyEngines { .. });
@@ -105,8 +107,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     shots[reduced_in(chunk)].reduced.push(*chunk);
                 }
                 (Lane::Push(_), Post { word: Word::Begun, .. }) => {
+                    let begin = self.gatherer.mark(stream)?;
                     // SAFETY: the caller's promise.
                     unsafe { self.exchange(stream, step, &shots, calls) }?;
+                    let reduced = shots.iter().flat_map(|shot| &shot.reduced).copied();
+                    self.gatherer.mark_added(stream, reduced, begin)?;
                 }
                 (Lane::Compute, Multiply { rows, .. }) if adds_up && own.contains(&rows.start) => {
                     own_rows.push(rows.clone());
@@ -117,9 +122,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                         for (rows, in_a) in plan.problem().rows_in_a(rows.clone()) {
                             let firsts = [in_a, rows.start];
                             let part = call.product.rows_from(&product.problem, firsts);
-                            let rows = 0..rows.len() as u32;
+                            let rows = (rows.len() as u32, last_chunk(plan, &rows));
                             // SAFETY: the caller's promise; sums have a place for all rows.
-                            unsafe { product.enqueue_rows(stream, &part, rows, None) }?;
+                            unsafe { Self::multiply(stream, product, part, rows, &mut record) }?;
                         }
                     }
                 }
@@ -137,17 +142,21 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
-                    if has_two_shots && !added_up.contains(chunk) {
-                        // SAFETY: the caller's promise.
-                        unsafe { self.store_totals(stream, step, *chunk, calls) }?;
-                        continue;
-                    }
                     let rows = chunks.rows(*chunk);
                     // Where products add up, only a test's schedule adds up rows that it has not multiplied.
                     let by_product = own_rows.contains(&rows);
-                    let calls = self.sums.iter().zip(calls);
-                    // SAFETY: the caller's promise.
-                    unsafe { self.reduce(stream, step, &rows, calls, by_product) }?;
+                    let begin = if by_product { None } else { self.gatherer.mark(stream)? };
+                    if has_two_shots && !added_up.contains(chunk) {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.store_totals(stream, step, *chunk, calls) }?;
+                    } else {
+                        let calls = self.sums.iter().zip(calls);
+                        // SAFETY: the caller's promise.
+                        unsafe {
+                            self.reduce(stream, step, &rows, calls, by_product, &mut record)
+                        }?;
+                    }
+                    self.gatherer.mark_added(stream, std::iter::once(*chunk), begin)?;
                 }
                 (Lane::Push(_), of) if by_copies => {
                     let totals = self.moved_totals(step, of, calls);
@@ -181,8 +190,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         };
         if self.way().engine == Engine::Nccl {
             self.gatherer.add_up_by_nccl(stream, step, self.sum_type())?;
+            let calls = self.sums.iter().zip(calls);
             // SAFETY: the caller's promise.
-            return unsafe { self.reduce(stream, step, &rows, self.sums.iter().zip(calls), false) };
+            return unsafe { self.reduce(stream, step, &rows, calls, false, &mut None) };
         }
         let (sum, call) = (&self.sums[0], &calls[0]);
         let total = self.totals(step, &rows, sum, call).or_else(|| {
@@ -196,7 +206,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         unsafe { self.gatherer.exchange(stream, step, shots, total.as_ref()) }?;
         let others = self.sums.iter().zip(calls).skip(1);
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(stream, step, &rows, others, false) }
+        unsafe { self.reduce(stream, step, &rows, others, false, &mut None) }
     }
 
     /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals; `by_product`: by the products
@@ -211,6 +221,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         rows: &Range<u32>,
         calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
         by_product: bool,
+        record: &mut Option<&mut StepRecord>,
     ) -> Result<()> {
         for (sum, call) in calls {
             let Some(total) = self.totals(step, rows, sum, call) else { continue };
@@ -241,9 +252,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             for (part, in_a) in step.shape.plan.problem().rows_in_a(rows.clone()) {
                 let operands =
                     operands.rows_from(&product.problem, [in_a, part.start - rows.start]);
-                let part = 0..part.len() as u32;
+                let part = (part.len() as u32, last_chunk(&step.shape.plan, &part));
                 // SAFETY: the caller's promise; slots are as long as planned.
-                unsafe { product.enqueue_rows(stream, &operands, part, None) }?;
+                unsafe { Self::multiply(stream, product, operands, part, record) }?;
             }
         }
         Ok(())
@@ -350,4 +361,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             ..sums
         }
     }
+}
+
+/// The last chunk that some rows touch.
+fn last_chunk(plan: &Plan, rows: &Range<u32>) -> u32 {
+    plan.chunks().touching(rows.clone()).end.saturating_sub(1)
 }

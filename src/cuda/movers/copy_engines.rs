@@ -200,7 +200,7 @@ impl CopyEngines {
         unsafe { wait_for(&watcher.stream, word, epoch) }?;
         let pushed = recorded(device, &watcher.stream)?;
         let pushes = shape.schedule.lane(Lane::Push(0)).filter_map(|step| match *step {
-            Step::Move { chunk, to } => Some((to, chunk)),
+            Step::Move { chunk, to } => Some((Some(to), chunk)),
             Step::Await { .. } | Step::Post { .. } => None,
             Step::Multiply { .. } | Step::Reduce { .. } => None,
         });

@@ -1,4 +1,5 @@
-//! When the pushes of one step began and were signalled: events on the streams that push, or around a kernel that does.
+//! When the pushes of one step began and were signalled, and when sums were added up: events on the streams that do it, or around a
+//! kernel that does.
 //!
 //! What belongs here: making, recording and reading them. Invariant: a step that nobody asked about has none, for they
 //! cost time on the stream.
@@ -13,16 +14,17 @@ use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::record;
 use crate::error::Result;
 
-/// One push to one rank.
+/// One push to one rank, or one addition.
 #[derive(Debug)]
 pub(crate) struct Mark {
-    pub(crate) to: u32,
+    /// `None`: the chunk was added up.
+    pub(crate) to: Option<u32>,
     pub(crate) chunk: u32,
     begin: Arc<CudaEvent>,
-    signalled: Arc<CudaEvent>,
+    end: Arc<CudaEvent>,
 }
 
-/// The pushes of one step, in the order in which they were enqueued.
+/// The pushes and additions of one step, in the order in which they were enqueued.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<Mark>);
 
@@ -36,37 +38,37 @@ impl Marks {
         chunk: u32,
     ) -> Result<()> {
         let begin = Arc::new(recorded(device, stream)?);
-        self.0.push(Mark { to, chunk, begin, signalled: Arc::new(event(device)?) });
+        self.0.push(Mark { to: Some(to), chunk, begin, end: Arc::new(event(device)?) });
         Ok(())
     }
 
-    /// All pushes of a kernel: it tells nobody when it goes from one to the next, so each is somewhere within its time.
+    /// All that a kernel did: it tells nobody when it goes from one to the next, so each is somewhere within its time.
     pub(crate) fn by_kernel(
         &mut self,
-        pushes: impl Iterator<Item = (u32, u32)>,
+        done: impl Iterator<Item = (Option<u32>, u32)>,
         begin: CudaEvent,
-        signalled: CudaEvent,
+        end: CudaEvent,
     ) {
-        let (begin, signalled) = (Arc::new(begin), Arc::new(signalled));
-        self.0.extend(pushes.map(|(to, chunk)| {
-            let (begin, signalled) = (Arc::clone(&begin), Arc::clone(&signalled));
-            Mark { to, chunk, begin, signalled }
+        let (begin, end) = (Arc::new(begin), Arc::new(end));
+        self.0.extend(done.map(|(to, chunk)| {
+            let (begin, end) = (Arc::clone(&begin), Arc::clone(&end));
+            Mark { to, chunk, begin, end }
         }));
     }
 
     /// After its signal.
     pub(crate) fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.0.last().map_or(Ok(()), |mark| record(&mark.signalled, stream))
+        self.0.last().map_or(Ok(()), |mark| record(&mark.end, stream))
     }
 
-    /// Each push, and how many milliseconds before `event` it began and was signalled. Waits for all of them.
+    /// Each of them, and how many milliseconds before `event` it began and ended. Waits for all of them.
     pub(crate) fn before(&self, event: &CudaEvent) -> Result<Vec<(&Mark, f64, f64)>> {
         let ms = |from: &CudaEvent| {
             let waited = from.synchronize().and_then(|()| event.synchronize());
             waited.in_call("cuEventSynchronize")?;
             from.elapsed_ms(event).map(f64::from).in_call("cuEventElapsedTime")
         };
-        self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.signalled)?))).collect()
+        self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.end)?))).collect()
     }
 }
 

@@ -6,7 +6,7 @@
 //! - `gather`: a rank's part in an operation, its steps, and what comes before and after them; `course`: where it is in
 //!   the sequence of steps;
 //! - `options`: what may be asked for; `engines`: the choice of what was left open;
-//! - `copy_engines`, `by_nccl`, [`nccl`]: the ways; `marks`: when the pushes of a step were.
+//! - `copy_engines`, `by_nccl`, [`nccl`]: the ways; `marks`, `step_record`: when each part of a step was.
 
 mod by_nccl;
 pub(crate) mod copy_engines;
@@ -16,3 +16,4 @@ pub(crate) mod gather;
 pub(crate) mod marks;
 pub mod nccl;
 pub(crate) mod options;
+pub(crate) mod step_record;

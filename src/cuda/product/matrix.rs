@@ -63,6 +63,17 @@ pub struct DeviceMatrix<'a, T> {
 }
 
 /// A matrix in device memory that a call writes: as [`DeviceMatrix`], and borrowed mutably.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::cudarc::driver::CudaSlice;
+/// use overlap_gemm::cuda::DeviceMatrixMut;
+/// use overlap_gemm::element::bf16;
+///
+/// /// The left half of a matrix of 1024 rows and 8192 columns.
+/// fn left(d: &mut CudaSlice<bf16>) -> DeviceMatrixMut<'_, bf16> {
+///     DeviceMatrixMut::new(d, 1024, 4096).with_row_stride(8192)
+/// }
+/// ```
 pub struct DeviceMatrixMut<'a, T> {
     memory: Memory<&'a mut dyn DevicePtrMut<T>>,
     shape: Option<Shape>,

@@ -16,6 +16,15 @@ use crate::plan::{Problem, Scaling, check_aligned};
 /// The operands of one call as device addresses: another library's memory, or a peer's.
 ///
 /// What is 0 is absent.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::RawOperands;
+///
+/// /// D = 0.5 · A · B + bias, of 128 rows.
+/// fn operands([a, b, bias, d]: [u64; 4]) -> RawOperands {
+///     RawOperands::new(a, b, d).alpha(0.5).bias(bias).rows(128)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct RawOperands {

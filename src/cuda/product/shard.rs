@@ -9,6 +9,15 @@ use crate::error::Result;
 
 /// What one rank brings to a step: its rows of A; in a [reduction](crate::cuda::GemmReduce), all rows of A
 /// over its slice of K.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::Shard;
+///
+/// // This rank's rows are at an address; in this step the ranks have 100 and 28 rows.
+/// # let address = 4096;
+/// let shard = Shard::at(address).rows(&[100, 28]);
+/// # let _ = shard;
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shard<'a> {
     pub(crate) rows: Option<&'a [u32]>,

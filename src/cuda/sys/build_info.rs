@@ -12,6 +12,12 @@ use crate::error::Result;
 use crate::kernels::Kernel;
 
 /// What the kernels in this binary were built with.
+///
+/// ```
+/// if let Ok(built) = overlap_gemm::cuda::build_info() {
+///     println!("CUDA {}, CUTLASS {}", built.toolkit, built.cutlass);
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BuildInfo {
@@ -24,6 +30,13 @@ pub struct BuildInfo {
 }
 
 /// What the kernels in this binary were built with, or why there are none.
+///
+/// ```
+/// match overlap_gemm::cuda::build_info() {
+///     Ok(built) => println!("{} kernels", built.instances.len()),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 pub fn build_info() -> Result<BuildInfo> {
     let (toolkit, cutlass, instances) = generated::BUILT_WITH;
     kernels_built().map(|()| BuildInfo { toolkit, cutlass, instances })

@@ -16,6 +16,14 @@ use crate::error::{Error, Result};
 use crate::group::{Group, GroupOptions, Launch};
 
 /// What the driver says about one GPU.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::devices;
+///
+/// let hopper: Vec<_> = devices()?.into_iter().filter(|gpu| gpu.check().is_ok()).collect();
+/// println!("{} GPUs that the kernels run on", hopper.len());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -62,6 +70,14 @@ impl DeviceInfo {
 }
 
 /// The CUDA version that the driver supports, `(13, 0)`, or why there is no usable driver.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::device::driver;
+///
+/// let (major, minor) = driver()?;
+/// println!("CUDA {major}.{minor}");
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn driver() -> Result<(u32, u32)> {
     static DRIVER: OnceLock<Result<(u32, u32)>> = OnceLock::new();
     DRIVER.get_or_init(find_driver).clone()
@@ -92,6 +108,11 @@ fn find_driver() -> Result<(u32, u32)> {
 
 /// Which driver it is, for people and for comparing: its own version (`580.159.04`) where the system tells, else the
 /// CUDA version that it supports (`CUDA 13.0`).
+///
+/// ```no_run
+/// println!("{}", overlap_gemm::cuda::device::driver_name()?);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn driver_name() -> Result<String> {
     let (major, minor) = driver()?;
     let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
@@ -159,6 +180,16 @@ fn info(ordinal: i32) -> Result<DeviceInfo> {
 }
 
 /// An open GPU that the kernels run on: its description and its primary context.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::Device;
+///
+/// let device = Device::open(0)?;
+/// let stream = device.new_stream()?;
+/// println!("{}: {} SMs", device.info().name, device.info().sm_count);
+/// # drop(stream);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Device {
     info: DeviceInfo,

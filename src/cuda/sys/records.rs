@@ -16,6 +16,15 @@ use crate::error::Result;
 use crate::plan::Tile;
 
 /// One tile, or one slice of K of it; times are nanoseconds of the GPU's global timer.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{TileRecord, TileRecords};
+/// # fn look(records: &TileRecords, stream: &std::sync::Arc<overlap_gemm::cuda::cudarc::driver::CudaStream>) -> overlap_gemm::Result<()> {
+/// let waited = |tile: &TileRecord| tile.ready - tile.wait_begin;
+/// println!("{:?} ns", records.read(stream)?.iter().map(waited).max());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileRecord {
     /// When the wait for its chunks began.
@@ -54,6 +63,22 @@ impl TileRecord {
 unsafe impl DeviceRepr for og_tile_record {}
 
 /// A device buffer for the records of one product's tiles; the plan makes one that fits it.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::TileRecords;
+/// # use overlap_gemm::cuda::{Device, Gemm, GemmOptions, RawOperands};
+/// # use overlap_gemm::plan::Problem;
+/// # let device = Device::open(0)?;
+/// # let stream = device.new_stream()?;
+/// # let gemm = Gemm::plan(&device, &Problem::builder(64, 64, 64).build()?, &GemmOptions::default())?;
+/// # let operands = RawOperands::new(0, 0, 0);
+/// let records: TileRecords = gemm.records()?;
+/// let recorded = RawOperands { records: records.address(&stream), ..operands };
+/// // SAFETY: the operands are the plan's; they and the records outlive the product.
+/// unsafe { gemm.enqueue_raw(&stream, &recorded) }?;
+/// println!("{} tiles", records.read(&stream)?.len());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct TileRecords {
     pub(crate) memory: CudaSlice<og_tile_record>,

@@ -2,9 +2,8 @@
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `sums` (what a reduction has beside), `sharing` (with other operations), `poison` (NaN, to find faults) and `ending` (failures, and the
-//! end). A step is, on the
-//! caller's stream:
+//! `sums` (what a reduction has beside), `sharing` (with other operations), `marking` (when parts of a step were), `poison` (NaN, to find
+//! faults) and `ending` (failures, and the end). A step is, on the caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
@@ -24,6 +23,7 @@
 
 mod ending;
 pub(crate) mod joining;
+mod marking;
 mod poison;
 mod sharing;
 pub(crate) mod sums;
@@ -43,7 +43,7 @@ use crate::cuda::exchange::words::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
 use crate::cuda::movers::copy_engines::{CopyEngines, PartOfRows};
 use crate::cuda::movers::course::Course;
-use crate::cuda::movers::marks::{self, Marks};
+use crate::cuda::movers::marks::Marks;
 use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
@@ -246,9 +246,8 @@ impl Gatherer {
         if toggled {
             words.sent_at = int(SENT_TOGGLES_AT);
         }
-        let marks_kernel =
-            self.marks.is_some() && !pushed.is_empty() && !self.course.order.captured;
-        let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
+        let marks_kernel = !pushed.is_empty() && !self.course.order.captured;
+        let marked = if marks_kernel { self.mark(stream)? } else { None };
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
         unsafe { ffi::gather_begin(&words, &begin, stream) }?;
@@ -355,17 +354,6 @@ impl Gatherer {
         let (start, layout) = (self.part.start(), &self.part.layout);
         let scales = if layout.scales_bytes(1) > 0 { start + layout.scale(buffer, 0) } else { 0 };
         (start + layout.row(buffer, 0), scales)
-    }
-
-    /// Keeps when the pushes of the next step begin and are signalled: [`Gatherer::take_marks`] has them.
-    pub(crate) fn mark_pushes(&mut self) {
-        self.marks = Some(Marks::default());
-    }
-
-    /// The pushes of the step that was enqueued since [`Gatherer::mark_pushes`]. A kernel's have one time for all; NCCL
-    /// leaves none, nor does a kernel once a step was captured, for then only the device knows the epoch.
-    pub(crate) fn take_marks(&mut self) -> Marks {
-        self.marks.take().unwrap_or_default()
     }
 
     /// How the product that follows the step's beginning on the stream waits for the rows. Those that follow this

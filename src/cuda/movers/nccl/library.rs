@@ -82,6 +82,13 @@ impl Config {
 
 /// The functions that are used here. The library stays loaded until the process ends: NCCL's threads outlive its communicators, and
 /// CUDA calls it when a graph with its work has gone.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::nccl::Nccl;
+///
+/// println!("NCCL {:?}", Nccl::load(None)?.version());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Nccl {
     pub(super) unique: unsafe extern "C" fn(*mut Id) -> Status,

@@ -29,6 +29,15 @@ use library::{BYTES, Config, Handle, Id, SUCCESS, SUM, data_type};
 pub use library::{NCCL_VARIABLE, Nccl};
 
 /// A buffer with a part of each rank.
+///
+/// ```no_run
+/// use overlap_gemm::cuda::nccl::Parts;
+///
+/// /// Rank 0 has the first 4096 bytes of a buffer, rank 1 the next 1024.
+/// fn parts(address: u64) -> Parts {
+///     Parts { address, of_ranks: vec![(0, 4096), (4096, 1024)] }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// Where this rank has the buffer.
@@ -48,6 +57,19 @@ impl Parts {
 }
 
 /// All ranks of a group, as NCCL knows them. Ends with its group.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use overlap_gemm::cuda::Device;
+/// use overlap_gemm::cuda::nccl::{Communicator, Nccl};
+/// use overlap_gemm::group::GroupOptions;
+///
+/// let (group, device) = Device::join(&GroupOptions::default())?;
+/// let limit = Duration::from_secs(30);
+/// let nccl = Communicator::join(&Nccl::load(None)?, &group, &device, limit)?;
+/// println!("NCCL {:?}", nccl.version());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Communicator {
     nccl: Arc<Nccl>,

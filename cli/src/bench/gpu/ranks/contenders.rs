@@ -11,7 +11,7 @@ use std::sync::Arc;
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
     AllGather, AllGatherGemm, CollectiveOptions, GemmOptions, GemmReduce, RawOperands, Reduce,
-    Shard,
+    Shard, StepRecord,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Engine, Operation, Plan, Problem, Reduction, Scaling};
@@ -35,6 +35,33 @@ pub trait Step {
     /// Whether all went well, when the stream is through.
     fn check(&mut self) -> Result<()> {
         Ok(())
+    }
+}
+
+/// A step that can be recorded.
+pub trait Recorded: Step {
+    /// Enqueues such a step, which is kept in `record`.
+    fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()>;
+    /// Room for one.
+    fn step_record(&self) -> Result<StepRecord>;
+    /// What was planned.
+    fn planned(&self) -> &Plan;
+    /// The plan in words.
+    fn describe(&self) -> String;
+
+    /// What happened in one step among many, on this rank's clock.
+    fn record(&mut self, gpu: &Gpu, set: usize) -> Result<Timeline> {
+        const STEPS: usize = 60;
+        let mut record = self.step_record()?;
+        for step in 0..STEPS {
+            match step + 5 == STEPS {
+                true => self.enqueue_recorded(set, &mut record)?,
+                false => self.enqueue(set)?,
+            }
+        }
+        gpu.synchronize()?;
+        self.check()?;
+        record.timeline(&gpu.stream)
     }
 }
 
@@ -206,39 +233,10 @@ impl<'a> Gathered<'a> {
         Planned { setup, identity, ..Planned::new(Kind::AllGatherGemm, what, self) }
     }
 
-    /// What happened in one step among many, on this rank's clock.
-    pub fn record(&mut self) -> Result<Timeline> {
-        const STEPS: usize = 60;
-        let stream = Arc::clone(&self.place.gpu.stream);
-        let mut record = self.layer.step_record()?;
-        for step in 0..STEPS {
-            if step + 5 != STEPS {
-                self.enqueue(self.place.set)?;
-                continue;
-            }
-            let (shard, operands) = self.step(self.place.set);
-            // SAFETY: as large as the problem says; they, and the record, live until the stream is through.
-            unsafe { self.layer.enqueue_recorded(&stream, shard, &[operands], &mut record) }?;
-        }
-        self.place.gpu.synchronize()?;
-        self.layer.check()?;
-        record.timeline(&stream)
-    }
-
     /// How it is carried out, for predictions.
     pub fn setup(&self) -> Setup {
         let kernel = self.layer.kernel();
         Setup::of_plan(self.planned(), kernel, self.layer.choice().splits, self.layer.sm_count())
-    }
-
-    /// What was planned.
-    pub fn planned(&self) -> &Plan {
-        self.layer.planned()
-    }
-
-    /// The plan in words.
-    pub fn describe(&self) -> String {
-        self.layer.explain().trim_end().into()
     }
 
     /// What this rank brings to a step whose B and D are those of that set, and its operands.
@@ -252,6 +250,27 @@ impl<'a> Gathered<'a> {
             shard = shard.scales(self.place.own_scales());
         }
         (shard, operands)
+    }
+}
+
+impl Recorded for Gathered<'_> {
+    fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()> {
+        let (shard, operands) = self.step(set);
+        let stream = &self.place.gpu.stream;
+        // SAFETY: as in `enqueue`; the record lives until the stream is through.
+        unsafe { self.layer.enqueue_recorded(stream, shard, &[operands], record) }
+    }
+
+    fn step_record(&self) -> Result<StepRecord> {
+        self.layer.step_record()
+    }
+
+    fn planned(&self) -> &Plan {
+        self.layer.planned()
+    }
+
+    fn describe(&self) -> String {
+        self.layer.explain().trim_end().into()
     }
 }
 
@@ -336,7 +355,7 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
         summing: Summing<'a>,
         options: &CollectiveOptions,
         gemm: &GemmOptions,
-    ) -> Result<Planned<'a>> {
+    ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = summing.place;
         let sum = Reduction::default();
         let layer = GemmReduce::plan(group, &gpu.device, problem, options, gemm, sum)?;
@@ -346,18 +365,22 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
         }
         gpu.synchronize()?;
         it.layer.check()?;
-        let explained = it.layer.explain();
+        Ok(it)
+    }
+
+    /// As a contender.
+    pub fn into_step(self) -> Planned<'a> {
+        let explained = self.layer.explain();
         // The first line says why, which differs where somebody asks for what is chosen anyway.
         let how: Vec<&str> = explained.lines().skip(1).collect();
-        let identity = Some(format!("{:?} {how:?}", it.layer.way()));
+        let identity = Some(format!("{:?} {how:?}", self.layer.way()));
         let what = explained.trim_end().replace('\n', "; ");
-        Ok(Planned { identity, ..Planned::new(Kind::whole(summing.operation), what, it) })
+        Planned { identity, ..Planned::new(Kind::whole(self.summing.operation), what, self) }
     }
-}
 
-impl<const ALL: bool> Step for Reduced<'_, ALL> {
-    fn enqueue(&mut self, set: usize) -> Result<()> {
-        let Place { gpu, problem, inputs, .. } = self.summing.place;
+    /// What this rank brings to a step with the matrices of that set, and its operands.
+    fn step(&self, set: usize) -> (Shard<'static>, RawOperands) {
+        let Place { problem, inputs, .. } = self.summing.place;
         let mut total = operands(inputs, set);
         let mut rows = Shard::at(total.a);
         if problem.scaling() == Scaling::Rows {
@@ -365,6 +388,35 @@ impl<const ALL: bool> Step for Reduced<'_, ALL> {
             total.scale_a = 0;
         }
         (total.a, total.d) = (0, self.summing.totals[set].address);
+        (rows, total)
+    }
+}
+
+impl<const ALL: bool> Recorded for Reduced<'_, ALL> {
+    fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()> {
+        let (rows, total) = self.step(set);
+        let stream = &self.summing.place.gpu.stream;
+        // SAFETY: as in `enqueue`; the record lives until the stream is through.
+        unsafe { self.layer.enqueue_recorded(stream, rows, &[total], record) }
+    }
+
+    fn step_record(&self) -> Result<StepRecord> {
+        self.layer.step_record()
+    }
+
+    fn planned(&self) -> &Plan {
+        self.layer.planned()
+    }
+
+    fn describe(&self) -> String {
+        self.layer.explain().trim_end().into()
+    }
+}
+
+impl<const ALL: bool> Step for Reduced<'_, ALL> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        let (rows, total) = self.step(set);
+        let gpu = self.summing.place.gpu;
         // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream
         // is through, and the total overlaps nothing.
         unsafe { self.layer.enqueue_raw(&gpu.stream, rows, &[total]) }

@@ -99,8 +99,12 @@ impl Bench<'_> {
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
                 match operation {
-                    Operation::GemmReduceScatter => Reduced::<false>::plan(case, &options, &gemm)?,
-                    Operation::GemmAllReduce => Reduced::<true>::plan(case, &options, &gemm)?,
+                    Operation::GemmReduceScatter => {
+                        Reduced::<false>::plan(case, &options, &gemm)?.into_step()
+                    }
+                    Operation::GemmAllReduce => {
+                        Reduced::<true>::plan(case, &options, &gemm)?.into_step()
+                    }
                     _ => Gathered::plan(place, &options, &gemm)?.into_step(),
                 }
             }
