@@ -20,6 +20,8 @@ mod concurrent;
 mod faults;
 #[path = "gpu_gather/kernels_before.rs"]
 mod kernels_before;
+#[path = "gpu_gather/many_steps.rs"]
+mod many_steps;
 #[path = "gpu_gather/nccl.rs"]
 mod nccl;
 #[path = "gpu_gather/recorded.rs"]

@@ -58,6 +58,21 @@ struct Part {
     order: TileOrder,
 }
 
+/// How far a rank is in its schedule.
+#[derive(Default)]
+struct Progress {
+    now: f64,
+    /// When all that was awaited so far had arrived;
+    there: f64,
+    /// and whether something was, since the last kernel began.
+    awaited: bool,
+    /// The end of the last product, and how many there were.
+    multiplied: f64,
+    products: u32,
+    last: Option<Part>,
+    all: Outcome,
+}
+
 /// How a product runs: its work, the time of a unit, and what the link takes from it.
 struct Product {
     work: Work,
@@ -71,19 +86,14 @@ impl Step<'_> {
     /// What `rank` does by its schedule.
     pub(super) fn run(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
         let ready = self.transfers.ready(rank);
-        let (m, options) = (self.plan.problem().m(), self.plan.options());
+        let options = self.plan.options();
         let is_kernel = matches!(options.engine, Engine::Kernel { .. });
         let adds_up = options.operation.products_add_up(options.strategy, options.engine);
         let reduces = options.operation.reduces();
         let arrived = if reduces { self.transfers.sums_at(rank) } else { BTreeMap::new() };
         let (busy, whole) = (self.transfers.busy(rank), self.plan.tile_order(rank)?);
-        let mut all = Outcome {
-            complete: vec![0.0; self.plan.chunks().len() as usize],
-            ..Outcome::default()
-        };
-        let mut last: Option<Part> = None;
-        let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
-        let (mut there, mut awaited) = (0.0f64, false);
+        let mut at = Progress::default();
+        at.all.complete = vec![0.0; self.plan.chunks().len() as usize];
         let added_up = self.plan.added_up(rank);
         let mut beginning_by_kernel = self.machine.exchange_us;
         let note = |record: &mut Record<'_>, chunk, begin, done| {
@@ -94,52 +104,52 @@ impl Step<'_> {
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
                 Does::Await { word: Word::Partial { chunk, from }, .. } => {
-                    there = there.max(arrived.get(&(*chunk, *from)).copied().unwrap_or(0.0));
-                    awaited = true;
+                    at.there = at.there.max(arrived.get(&(*chunk, *from)).copied().unwrap_or(0.0));
+                    at.awaited = true;
                     continue;
                 }
                 // Copies read the caller's memory: its sums, or the D whose totals they send.
                 Does::Await { word: Word::Sent { .. }, age: 0 } => {
-                    there = there.max(self.transfers.sent_at(rank));
+                    at.there = at.there.max(self.transfers.sent_at(rank));
                     continue;
                 }
                 // Without a product the kernel copies the rank's sums to where the others read them.
                 Does::Move { chunk, to } if is_kernel && reduces && *to == rank => {
-                    now += self.machine.adding(options.engine, self.copied_bytes(*chunk));
+                    at.now += self.machine.adding(options.engine, self.copied_bytes(*chunk));
                     continue;
                 }
                 // The product of these rows has added them up.
                 Does::Reduce { chunk } if adds_up && added_up.contains(chunk) => continue,
                 // A kernel behind the product reads all ranks' sums where they lie: all products take as long as this one.
                 Does::Reduce { chunk } if is_kernel && added_up.contains(chunk) => {
-                    let begin = now + std::mem::take(&mut beginning_by_kernel);
-                    now = begin + self.read_us(*chunk);
-                    note(&mut record, *chunk, begin, now);
-                    awaited = false;
-                    all.complete[*chunk as usize] = now;
+                    let begin = at.now + std::mem::take(&mut beginning_by_kernel);
+                    at.now = begin + self.read_us(*chunk);
+                    note(&mut record, *chunk, begin, at.now);
+                    at.awaited = false;
+                    at.all.complete[*chunk as usize] = at.now;
                     continue;
                 }
                 Does::Reduce { chunk } => {
                     let looking =
-                        if std::mem::take(&mut awaited) { self.machine.await_us } else { 0.0 };
+                        if std::mem::take(&mut at.awaited) { self.machine.await_us } else { 0.0 };
                     let beginning = looking + self.machine.adding_us;
                     // Of a total that has arrived, one rank's is read.
                     let read =
                         if added_up.contains(chunk) { self.plan.problem().ranks() } else { 1 };
-                    let begin = now.max(there) + if is_kernel { 0.0 } else { beginning };
+                    let begin = at.now.max(at.there) + if is_kernel { 0.0 } else { beginning };
                     let bytes = self.added_bytes(*chunk, read);
-                    now = begin + self.machine.adding(options.engine, bytes);
-                    note(&mut record, *chunk, begin, now);
+                    at.now = begin + self.machine.adding(options.engine, bytes);
+                    note(&mut record, *chunk, begin, at.now);
                     continue;
                 }
                 _ if *lane != Lane::Compute => continue,
                 Does::Post { word: Word::Summed { chunk }, .. } => {
-                    all.complete[*chunk as usize] = now;
+                    at.all.complete[*chunk as usize] = at.now;
                     continue;
                 }
                 Does::Await { word: Word::Landed { chunk }, .. } => {
-                    there = there.max(ready[*chunk as usize]);
-                    awaited = true;
+                    at.there = at.there.max(ready[*chunk as usize]);
+                    at.awaited = true;
                     continue;
                 }
                 Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => continue,
@@ -149,46 +159,59 @@ impl Step<'_> {
                 return Ok(self.run_fused(rank, &whole, busy, ready, record));
             }
             for (rows, _) in self.plan.problem().rows_in_a(rows.clone()) {
-                let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
-                let looking = if looks { self.machine.await_us } else { 0.0 };
-                let start = now.max(there).max(self.transfers.begun_at(rank)) + looking;
-                // Most shards are as large as the one before.
-                let part = match last.take() {
-                    Some(part) if part.problem.m() == rows.len() as u32 => part,
-                    _ => self.part(rows.len() as u32)?,
-                };
-                let rested = if products == 0 { start + self.idle } else { 0.0 };
-                let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
-                let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
-                // Of a part, all tiles need the last chunk; of the whole, each its own.
-                let is_whole = rows.len() as u32 == m;
-                let touched = self.plan.chunks().touching(rows.clone());
-                let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
-                let event = TileEvent { rank, product: products, chunk, ..TileEvent::default() };
-                let launched = start + self.machine.launch_us;
-                let order = if is_whole { &whole } else { &part.order };
-                let there = Arrival::whole(vec![0.0; order.chunks().len() as usize]);
-                let outcome =
-                    product.run(order, launched, Late::NONE, &there, event, record.as_deref_mut());
-                last = Some(part);
-                if products == 0 {
-                    all.first_tile = outcome.first_tile;
-                }
-                if !is_whole {
-                    all.waited += (start - now) * outcome.workers as f64;
-                }
-                all.slowed += outcome.slowed;
-                (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
-                now = outcome.end;
-                multiplied = now;
-                products += 1;
+                self.multiply(rank, rows, busy, &whole, &mut at, &mut record)?;
             }
         }
         // A kernel sends totals itself.
         let sent = if is_kernel && reduces { self.transfers.sent_at(rank) } else { 0.0 };
-        all.end = now.max(there).max(sent);
-        all.idle = all.end - multiplied;
-        Ok(all)
+        at.all.end = at.now.max(at.there).max(sent);
+        at.all.idle = at.all.end - at.multiplied;
+        Ok(at.all)
+    }
+
+    /// The product of these rows, behind what is awaited.
+    fn multiply(
+        &self,
+        rank: u32,
+        rows: Range<u32>,
+        busy: Busy,
+        whole: &TileOrder,
+        at: &mut Progress,
+        record: &mut Record<'_>,
+    ) -> Result<()> {
+        let looks = std::mem::take(&mut at.awaited) && self.plan.options().engine != Engine::Nccl;
+        let looking = if looks { self.machine.await_us } else { 0.0 };
+        let start = at.now.max(at.there).max(self.transfers.begun_at(rank)) + looking;
+        // Most shards are as large as the one before.
+        let part = match at.last.take() {
+            Some(part) if part.problem.m() == rows.len() as u32 => part,
+            _ => self.part(rows.len() as u32)?,
+        };
+        let rested = if at.products == 0 { start + self.idle } else { 0.0 };
+        let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
+        let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
+        // Of a part, all tiles need the last chunk; of the whole, each its own.
+        let is_whole = rows.len() as u32 == self.plan.problem().m();
+        let touched = self.plan.chunks().touching(rows);
+        let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
+        let event = TileEvent { rank, product: at.products, chunk, ..TileEvent::default() };
+        let launched = start + self.machine.launch_us;
+        let order = if is_whole { whole } else { &part.order };
+        let there = Arrival::whole(vec![0.0; order.chunks().len() as usize]);
+        let outcome =
+            product.run(order, launched, Late::NONE, &there, event, record.as_deref_mut());
+        at.last = Some(part);
+        if at.products == 0 {
+            at.all.first_tile = outcome.first_tile;
+        }
+        if !is_whole {
+            at.all.waited += (start - at.now) * outcome.workers as f64;
+        }
+        at.all.slowed += outcome.slowed;
+        (at.all.workers, at.all.tail) = (at.all.workers.max(outcome.workers), outcome.tail);
+        (at.now, at.multiplied) = (outcome.end, outcome.end);
+        at.products += 1;
+        Ok(())
     }
 
     /// The product of `problem` on `sms` SMs, which goes through all columns `sweeps` times, after nothing was computed for
