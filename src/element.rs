@@ -16,6 +16,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The name of an element type, as plans and the command line carry it.
+///
+/// ```
+/// use overlap_gemm::ElementType;
+///
+/// let element: ElementType = "e4m3".parse()?;
+/// assert_eq!((element.size(), element.max_finite()), (1, 448.0));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
@@ -130,6 +138,14 @@ mod sealed {
 }
 
 /// A Rust type that a matrix of this crate can hold. Sealed: the five types of [`ElementType`].
+///
+/// ```
+/// use overlap_gemm::Element;
+/// use overlap_gemm::element::bf16;
+///
+/// let rounded = bf16::narrow(1.0 / 3.0);
+/// assert_eq!(rounded.widen(), 0.333_984_375);
+/// ```
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 'static {
     /// The run-time name of this type.
     const TYPE: ElementType;

@@ -8,9 +8,27 @@
 use std::time::Duration;
 
 /// `Result` with this crate's [`Error`].
+///
+/// ```
+/// use overlap_gemm::plan::Shards;
+///
+/// fn even(m: u32) -> overlap_gemm::Result<Shards> {
+///     Shards::even(m, 8)
+/// }
+/// assert_eq!(even(64)?.rows(1), 8..16);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All errors, each with its remedy.
+///
+/// ```
+/// use overlap_gemm::Error;
+/// use overlap_gemm::plan::Problem;
+///
+/// let error = Problem::builder(64, 64, 64).ranks(0).build().unwrap_err();
+/// assert!(matches!(error, Error::OutOfRange { value: 0, min: 1, .. }), "{error}");
+/// ```
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

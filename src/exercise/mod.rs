@@ -22,6 +22,16 @@ use layer::Layer;
 use numbers::Numbers;
 
 /// What is run.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 48, 32).ranks(3).build()?;
+/// let outcome = Exercise::new(&problem, PlanOptions::default(), 1).run(&|| false)?;
+/// assert_eq!(outcome.report.complaint(), None);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exercise {
     /// The largest step.
@@ -47,6 +57,14 @@ pub struct Exercise {
 }
 
 /// What came of it.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+///
+/// let outcome = Exercise::random(7)?.run(&|| false)?;
+/// println!("{} results, worst error {} of its bound", outcome.report.compared, outcome.report.worst_fraction);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The comparison of all ranks and steps.

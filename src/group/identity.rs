@@ -9,6 +9,15 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 /// What a rank tells the others about itself.
+///
+/// ```
+/// use overlap_gemm::group::{Group, Member};
+///
+/// let groups = Group::local(2)?;
+/// let describe = |member: &Member| format!("rank {} on {}", member.rank, member.host);
+/// println!("{}", describe(&groups[0].members()[1]));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Member {

@@ -14,6 +14,14 @@ use crate::plan::MAX_RANKS;
 pub const PORT_VARIABLE: &str = "OVERLAP_GEMM_PORT";
 
 /// A rank as its launcher made it.
+///
+/// ```
+/// use overlap_gemm::group::Launch;
+///
+/// // Where no launcher has set the environment: rank 1 of 4, which meet at a port of this machine.
+/// let place = Launch::at(1, 4, "127.0.0.1", 29_500);
+/// assert_eq!((place.rank, place.ranks), (1, 4));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launch {

@@ -91,6 +91,14 @@ use store::Store;
 use table::{Table, most_bytes};
 
 /// The options of a rank that joins a group.
+///
+/// ```
+/// use std::time::Duration;
+/// use overlap_gemm::group::GroupOptions;
+///
+/// let options = GroupOptions::default().limit(Duration::from_secs(10)).several_hosts(true);
+/// # let _ = options;
+/// ```
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     limit: Duration,

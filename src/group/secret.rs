@@ -22,6 +22,15 @@ const REMEDY: &str =
     "set OVERLAP_GEMM_SECRET to the same text on all ranks, and to none that others know";
 
 /// What all ranks of a group know, and nobody else.
+///
+/// ```
+/// use overlap_gemm::group::Secret;
+///
+/// let text = Secret::random_text()?; // for the environment of all ranks
+/// let secret = Secret::of(&text);
+/// assert_eq!(format!("{secret:?}"), "Secret(..)");
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 

@@ -64,6 +64,20 @@ pub struct AllGatherGemm<A, B = A, D = A> {
 }
 
 /// The gathered A of the latest step.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{AllGatherGemm, Group, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let mut layer = AllGatherGemm::<f32>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+/// let (a, b, mut d) = ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0], [0.0; 2]);
+/// layer.enqueue(&Stream::new(1)?, &a[..], &b, &mut d)?;
+/// let gathered = layer.gathered().expect("there was a step");
+/// assert_eq!((gathered.m(), gathered.row(1)), (2, &[3.0, 4.0][..]));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Gathered<'a, A> {
     elements: &'a [A],

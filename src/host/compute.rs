@@ -21,6 +21,14 @@ use crate::trace::TileEvent;
 ///
 /// A host stream is synchronous: what is enqueued is complete when `enqueue` returns, as on a GPU
 /// stream that is synchronised after every call. The transfers to other ranks go on behind it.
+///
+/// ```
+/// use overlap_gemm::host::Stream;
+///
+/// assert_eq!(Stream::new(3)?.workers(), 3);
+/// assert!(Stream::for_ranks(4).workers() >= 1);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream {
     workers: u32,

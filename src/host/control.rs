@@ -111,6 +111,20 @@ impl Control {
 }
 
 /// Ends a running operation from any thread.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{AllGatherGemm, Group, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let mut layer = AllGatherGemm::<f32>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+/// let (a, b, mut d) = ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0], [0.0; 2]);
+/// let aborter = layer.aborter();
+/// std::thread::spawn(move || aborter.abort("shutting down")).join().expect("it does not panic");
+/// assert!(layer.enqueue(&Stream::new(1)?, &a[..], &b, &mut d).is_err());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Aborter {
     control: Arc<Control>,

@@ -71,9 +71,40 @@ pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 /// rank adds up the rows of its shard, and sends what D becomes to all others. With
 /// [`Strategy::Sequential`](crate::plan::Strategy::Sequential) there is one shot, for few rows: each rank sends its sums to all others,
 /// and adds up all rows. Own sums are rounded to the type of [partials](crate::plan::Partials), like others'.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{GemmAllReduce, Group, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).ranks(2).build()?;
+/// std::thread::scope(|scope| {
+///     let one_rank = |rank| {
+///         let (options, sum) = (PlanOptions::default(), Reduction::default());
+///         let mut layer = GemmAllReduce::<f32>::plan(&rank, &problem, options, sum)?;
+///         let mut d = [0.0; 2];
+///         layer.enqueue(&Stream::new(1)?, &[1.0, 2.0, 3.0, 4.0][..], &[1.0, 1.0], &mut d)?;
+///         assert_eq!(d, [6.0, 14.0]); // twice 1 + 2, and 3 + 4
+///         Ok(())
+///     };
+///     let threads: Vec<_> =
+///         Group::local(2)?.into_iter().map(|rank| scope.spawn(move || one_rank(rank))).collect();
+///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
+/// })?;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
+///
+/// ```
+/// use overlap_gemm::host::GemmReduce;
+///
+/// /// How many chunks the sums of either operation travel in.
+/// fn chunks<const ALL: bool>(operation: &GemmReduce<ALL, f32>) -> u32 {
+///     operation.planned().chunks().len()
+/// }
+/// ```
 #[derive(Debug)]
 pub struct GemmReduce<const ALL: bool, A, B = A, D = A> {
     member: Member<Sums>,

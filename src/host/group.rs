@@ -19,6 +19,15 @@ use crate::random::Random;
 use crate::sync::lock;
 
 /// The options of a group.
+///
+/// ```
+/// use overlap_gemm::host::{Group, GroupOptions, Link};
+///
+/// let link = Some(Link::of_rate(20e9));
+/// let ranks = Group::local_with(2, GroupOptions { link, record: true, ..GroupOptions::default() })?;
+/// assert!(ranks[1].options().record);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupOptions {
     /// How long ranks wait for each other.
@@ -35,6 +44,14 @@ pub struct GroupOptions {
 }
 
 /// A model of the link: how long a chunk takes from one rank to another.
+///
+/// ```
+/// use std::time::Duration;
+/// use overlap_gemm::host::Link;
+///
+/// let link = Link { jitter: Duration::from_micros(50), ..Link::of_rate(20e9) };
+/// assert_eq!(link.bytes_per_second, 20e9);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Bytes a rank sends in a second.
@@ -63,6 +80,16 @@ impl Link {
 }
 
 /// Makes groups.
+///
+/// ```
+/// use overlap_gemm::host::Group;
+///
+/// for rank in Group::local(4)? {
+///     // Each for a thread.
+///     println!("rank {} of {}", rank.rank(), rank.ranks());
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Group;
 
@@ -100,6 +127,17 @@ impl Group {
 }
 
 /// One rank of a group; operations are planned on it.
+///
+/// ```
+/// use overlap_gemm::host::{AllGatherGemm, Group};
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(4, 4, 4).build()?;
+/// let [rank] = &Group::local(1)?[..] else { unreachable!() };
+/// let layer = AllGatherGemm::<overlap_gemm::element::bf16>::plan(rank, &problem, PlanOptions::new())?;
+/// # let _ = layer;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Rank {
     rank: u32,

@@ -127,6 +127,21 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
 /// An input of two buffers that [`ChunkWriter`]s fill and an `AsyncGemm` reads.
 ///
 /// In errors the sources are the problem's ranks, and the consumer counts as the rank after them.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{AsyncGemm, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let mut gemm = AsyncGemm::<f32>::plan(&problem, PlanOptions::default().with_pieces(1), 0)?;
+/// let mut input = gemm.input()?;
+/// input.writer().publish(0, 0, &[1.0, 2.0, 3.0, 4.0])?;
+/// let mut d = [0.0; 2];
+/// gemm.enqueue(&Stream::new(1)?, &mut input, &[1.0, 1.0], &mut d)?;
+/// assert_eq!(d, [3.0, 7.0]);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct AsyncInput<A> {
     shared: Arc<Shared<A>>,
@@ -137,6 +152,21 @@ pub struct AsyncInput<A> {
 }
 
 /// Fills an [`AsyncInput`]; clone it for every thread that does.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::AsyncGemm;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let gemm = AsyncGemm::<f32>::plan(&problem, PlanOptions::default().with_pieces(1), 0)?;
+/// let input = gemm.input()?;
+/// let writer = input.writer();
+/// let rows = writer.plan().chunks().rows(0);
+/// assert_eq!(rows, 0..2);
+/// writer.publish(0, 0, &[1.0, 2.0, 3.0, 4.0])?; // step 0, chunk 0: copies, then signals
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ChunkWriter<A> {
     shared: Arc<Shared<A>>,

@@ -8,6 +8,20 @@ use crate::fit::{ALL_ROWS, OWN_ROWS, b_lens, check_epilogue, check_len, check_sc
 use crate::plan::{Epilogue, Problem};
 
 /// One rank's input of a step: its rows of A, before a gather; A over its slice of K, before a reduction.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{AllGatherGemm, Group, Shard, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let mut layer = AllGatherGemm::<f32>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+/// let (a, b, mut d) = ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0], [0.0; 2]);
+/// // One row in this step.
+/// layer.enqueue(&Stream::new(1)?, Shard::at(&a[..2]).rows(&[1]), &b, &mut d[..1])?;
+/// assert_eq!(d, [3.0, 0.0]);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'a, A> {
     pub(crate) at: Option<&'a [A]>,
@@ -63,6 +77,21 @@ impl<'a, A> From<&'a Vec<A>> for Shard<'a, A> {
 }
 
 /// One of the products of a step: its B and its D.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::host::{AllGatherGemm, Group, Product, Shard, Stream};
+/// use overlap_gemm::plan::{Epilogue, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).build()?;
+/// let mut layer = AllGatherGemm::<f32>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+/// let (a, b, mut d) = ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0], [0.0; 2]);
+/// let epilogue = Epilogue { alpha: 10.0, ..Epilogue::default() };
+/// let product = Product::new(&b, &mut d).epilogue(epilogue);
+/// layer.enqueue_all(&Stream::new(1)?, Shard::at(&a), &mut [product])?;
+/// assert_eq!(d, [30.0, 70.0]);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Product<'a, B, D: Element> {
     pub(crate) b: &'a [B],

@@ -70,9 +70,31 @@ pub type ReduceScatter<S, D = S> = Reduce<false, S, D>;
 /// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
 ///
 /// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, and adds up all rows, in one shot.
+///
+/// ```
+/// use overlap_gemm::host::{AllReduce, Group, Stream};
+/// use overlap_gemm::plan::{Partials, PlanOptions, Reduction};
+///
+/// let sum = Reduction { partials: Partials::F32, ..Reduction::default() };
+/// let plan = |rank| AllReduce::<f32>::plan(rank, &[2], 3, PlanOptions::default(), sum);
+/// let mut reduce = plan(&Group::local(1)?[0])?;
+/// let (sums, mut totals) = ([1.0; 6], [0.0; 6]);
+/// reduce.enqueue(&Stream::new(1)?, None, &sums, &mut totals)?;
+/// assert_eq!(totals, sums); // of one rank
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub type AllReduce<S, D = S> = Reduce<true, S, D>;
 
 /// What [`ReduceScatter`] and [`AllReduce`] have in common; `ALL`: every rank gets all rows.
+///
+/// ```
+/// use overlap_gemm::host::Reduce;
+///
+/// /// How many chunks the sums of either operation travel in.
+/// fn chunks<const ALL: bool>(operation: &Reduce<ALL, f32>) -> u32 {
+///     operation.planned().chunks().len()
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Reduce<const ALL: bool, S, D = S> {
     member: Member<Sums>,

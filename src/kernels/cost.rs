@@ -9,6 +9,13 @@ use crate::element::ElementType;
 use crate::plan::{Problem, Scaling};
 
 /// A kernel and how to run it.
+///
+/// ```
+/// use overlap_gemm::kernels::{Choice, all_kernels};
+///
+/// let choice = Choice::new(0, 4, 1);
+/// println!("{}, swizzle {}", all_kernels()[choice.kernel].name, choice.swizzle);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Choice {

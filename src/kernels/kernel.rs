@@ -19,6 +19,14 @@ const MAX_SPLITS: u32 = 16;
 
 /// The properties of one kernel. Matrices are as the caller sees them: a kernel that computes the
 /// transposed product has its tile turned back here.
+///
+/// ```
+/// use overlap_gemm::kernels::Kernel;
+///
+/// let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x256x64_2x1_cooperative");
+/// let kernel = kernel.expect("it can be compiled");
+/// assert_eq!((kernel.tile.m, kernel.cluster_size(), kernel.pingpong), (128, 2, false));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Kernel {

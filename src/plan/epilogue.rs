@@ -58,6 +58,15 @@ impl Activation {
 /// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`; if it is
 /// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · value + bias)`. A D of fp8 has that times
 /// `scale_d`, and the largest number of its type for all that is larger.
+///
+/// ```
+/// use overlap_gemm::plan::{Activation, Epilogue};
+///
+/// let bias = [0.5_f32; 16];
+/// let activation = Activation::Silu;
+/// let epilogue = Epilogue::<f32> { bias: Some(&bias), activation, ..Epilogue::default() };
+/// assert_eq!((epilogue.alpha, epilogue.beta), (1.0, 0.0));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, D: Element> {
     /// The factor of the product.

@@ -14,6 +14,12 @@ pub const GATE_COLUMNS: u32 = 8;
 
 /// The column of B that is the gate of column `j` of D in a [gated](super::ProblemBuilder::gated) product. What it gates is
 /// [`GATE_COLUMNS`] behind it.
+///
+/// ```
+/// use overlap_gemm::plan::gate_column;
+///
+/// assert_eq!((gate_column(7), gate_column(8)), (7, 16));
+/// ```
 pub const fn gate_column(j: u32) -> u32 {
     j / GATE_COLUMNS * 2 * GATE_COLUMNS + j % GATE_COLUMNS
 }

@@ -313,6 +313,16 @@ fn dimension(what: &'static str, value: u64) -> Result<u32> {
 }
 
 /// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it. With serde: what is written of a problem.
+///
+/// ```
+/// use overlap_gemm::ElementType::{Bf16, E4m3};
+/// use overlap_gemm::plan::{Problem, Scaling};
+///
+/// let builder = Problem::builder(4096, 512, 256).elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows);
+/// let problem = builder.shards(&[4000, 96]).build()?;
+/// assert_eq!((problem.ranks(), problem.shards().rows(1)), (2, 4000..4096));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use]
 pub struct ProblemBuilder {

@@ -11,6 +11,13 @@ use super::whole::Plan;
 use crate::element::{Element, ElementType, bf16};
 
 /// The type in which sums travel to the rank that adds them up.
+///
+/// ```
+/// use overlap_gemm::plan::Partials;
+///
+/// let sum = 1.0 + 1.0 / 1024.0;
+/// assert_eq!((Partials::Bf16.round(sum), Partials::F32.round(sum)), (1.0, sum));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Partials {
@@ -40,6 +47,13 @@ impl Partials {
 }
 
 /// How the ranks' sums are added up.
+///
+/// ```
+/// use overlap_gemm::plan::{Partials, Reduction};
+///
+/// let mean = Reduction { average: true, ..Reduction::default() };
+/// assert_eq!(mean.partials, Partials::Bf16);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reduction {
     /// The type in which sums travel.

@@ -32,6 +32,17 @@ use serde::Serialize;
 pub const BUFFERS: u32 = 2;
 
 /// A 32-bit word in a rank's memory. It holds the epoch of the latest step for which it was posted.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem, Step, Word};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let schedule = Plan::new(&problem, PlanOptions::default())?.schedule(0);
+/// // Rank 0 signals rank 1 each chunk of its rows.
+/// let signals = |step: &Step| matches!(step, Step::Post { word: Word::Landed { .. }, to: 1, .. });
+/// assert!(schedule.steps.iter().any(|(_, step)| signals(step)));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Word {
@@ -69,6 +80,17 @@ pub enum Word {
 }
 
 /// One step of a lane. Epochs are those of the schedule's step, minus `age`.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem, Step};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let plan = Plan::new(&problem, PlanOptions::default())?;
+/// let steps = plan.schedule(0).steps;
+/// let sent = steps.iter().filter(|(_, step)| matches!(step, Step::Move { to: 1, .. })).count();
+/// assert_eq!(sent, plan.chunks().of_rank(0).len());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
@@ -111,7 +133,8 @@ pub enum Step {
         awaits: Vec<u32>,
     },
     /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of
-    /// [`Plan::additions`](super::Plan::additions), and stores D; a kernel reads them in the memory of each rank. In an all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
+    /// [`Plan::additions`](super::Plan::additions), and stores D; a kernel reads them in the memory of each rank. In an all-reduce in
+    /// two shots, of another rank's chunk: stores the total that has arrived.
     Reduce {
         /// The chunk.
         chunk: u32,
@@ -119,6 +142,16 @@ pub enum Step {
 }
 
 /// The actor that carries out a step.
+///
+/// ```
+/// use overlap_gemm::plan::{Lane, Plan, PlanOptions, Problem, Step};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let schedule = Plan::new(&problem, PlanOptions::default())?.schedule(0);
+/// let multiplies = |step: &Step| matches!(step, Step::Multiply { .. });
+/// assert!(schedule.lane(Lane::Compute).any(multiplies));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
@@ -131,6 +164,17 @@ pub enum Lane {
 }
 
 /// The steps of one rank in one step of the operation: public, so that tests can break it.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let plan = Plan::new(&problem, PlanOptions::default())?;
+/// for (lane, step) in plan.schedule(0).steps {
+///     println!("{lane:?}: {step}");
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
     /// The rank.

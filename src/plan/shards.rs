@@ -17,6 +17,14 @@ pub const MAX_DIMENSION: u32 = i32::MAX as u32;
 pub const MAX_RANKS: u32 = 1024;
 
 /// The rows of each rank.
+///
+/// ```
+/// use overlap_gemm::plan::Shards;
+///
+/// let shards = Shards::of_rows(&[3, 0, 5])?;
+/// assert_eq!((shards.m(), shards.rows(2), shards.rank_of(3)), (8, 3..8, 2));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shards {
     /// `starts[r]..starts[r + 1]` are the rows of rank r.

@@ -46,6 +46,13 @@ const MAX_TILE_EXTENT: u32 = 1 << 14;
 const MAX_CLUSTER_EXTENT: u32 = 16;
 
 /// Rows and columns of one output tile.
+///
+/// ```
+/// use overlap_gemm::plan::TileShape;
+///
+/// let tile = TileShape { m: 128, n: 256 };
+/// assert_eq!(1000_u32.div_ceil(tile.m), 8);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TileShape {
     /// Rows.
@@ -55,6 +62,14 @@ pub struct TileShape {
 }
 
 /// Tiles that one cluster computes together, along M and along N.
+///
+/// ```
+/// use overlap_gemm::plan::{ClusterShape, PlanOptions, Tiling};
+///
+/// let two_rows = ClusterShape { m: 2, n: 1 };
+/// let tiling = Tiling { cluster: two_rows, ..PlanOptions::default().tiling };
+/// assert!(tiling.check().is_ok());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClusterShape {
     /// Tiles along M.
@@ -64,6 +79,13 @@ pub struct ClusterShape {
 }
 
 /// How the output is cut and swept.
+///
+/// ```
+/// use overlap_gemm::plan::{PlanOptions, TileShape, Tiling};
+///
+/// let small = Tiling { tile: TileShape { m: 64, n: 64 }, ..PlanOptions::default().tiling };
+/// assert_eq!(PlanOptions::new().with_tiling(small).tiling.swizzle, 4);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tiling {
     /// Rows and columns of a tile.
@@ -112,6 +134,15 @@ impl Tiling {
 }
 
 /// One output tile, by its place in the grid of tiles.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem, Tile};
+///
+/// let problem = Problem::builder(512, 256, 64).ranks(2).build()?;
+/// let order = Plan::new(&problem, PlanOptions::default())?.tile_order(0)?;
+/// assert_eq!(order.rows(Tile { m: 1, n: 0 }), 256..512);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

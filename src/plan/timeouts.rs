@@ -7,6 +7,14 @@ use std::time::Duration;
 /// How long a rank waits for one chunk, or for one buffer, before it gives the step up.
 ///
 /// Progress counts: a step of many chunks may take longer, as long as no single one does.
+///
+/// ```
+/// use std::time::Duration;
+/// use overlap_gemm::plan::Timeouts;
+///
+/// let timeouts = Timeouts { steady: Duration::from_secs(2), ..Timeouts::default() };
+/// assert_eq!(timeouts.first, Duration::from_secs(60));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// In an operation's first step, when peers may still be starting.

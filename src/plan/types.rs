@@ -11,6 +11,14 @@ use crate::element::ElementType;
 use crate::error::{Error, Result};
 
 /// How B lies in memory.
+///
+/// ```
+/// use overlap_gemm::plan::{BLayout, Problem};
+///
+/// let problem = Problem::builder(64, 128, 32).b_layout(BLayout::Kn).build()?;
+/// assert_eq!(problem.ldb(), 128); // rows of N
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BLayout {
@@ -22,6 +30,12 @@ pub enum BLayout {
 }
 
 /// Which scales multiply the product (fp8 only).
+///
+/// ```
+/// use overlap_gemm::plan::Scaling;
+///
+/// assert_eq!((Scaling::Tensor.count(64), Scaling::Rows.count(64)), (1, 64));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scaling {
@@ -55,6 +69,15 @@ impl Scaling {
 }
 
 /// The element types of the three matrices.
+///
+/// ```
+/// use overlap_gemm::ElementType::{Bf16, E4m3};
+/// use overlap_gemm::plan::ElementTypes;
+///
+/// let types = ElementTypes { a: E4m3, b: E4m3, d: Bf16 };
+/// assert_eq!(types.to_string(), "e4m3 × e4m3 → bf16");
+/// assert!(ElementTypes { a: Bf16, ..types }.check().is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ElementTypes {
     /// The gathered input.

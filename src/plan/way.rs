@@ -44,6 +44,15 @@ const FEW_TIMES: u64 = 2;
 const MOST_BLOCKS_OF_SPANS: u32 = 16;
 
 /// The operation.
+///
+/// ```
+/// use overlap_gemm::plan::{Operation, Problem};
+///
+/// let problem = Problem::builder(96, 64, 64).ranks(2).build()?;
+/// assert_eq!(Operation::GemmReduceScatter.output_rows(&problem, 1), 48..96);
+/// assert_eq!(Operation::GemmAllReduce.output_rows(&problem, 1), 0..96);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -139,6 +148,13 @@ impl fmt::Display for Operation {
 }
 
 /// The order of gathering and multiplying.
+///
+/// ```
+/// use overlap_gemm::plan::{PlanOptions, Strategy};
+///
+/// let options = PlanOptions::new().with_strategy(Strategy::Pipelined);
+/// assert_eq!(options.strategy.to_string(), "pipelined");
+/// ```
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -179,6 +195,19 @@ impl fmt::Display for Strategy {
 }
 
 /// The engine that moves the rows.
+///
+/// ```
+/// use overlap_gemm::plan::{Engine, Problem, Strategy};
+///
+/// // What moves the rows if nobody asks: a kernel for small shards, copy engines for others.
+/// let usual = |m| -> overlap_gemm::Result<Engine> {
+///     let problem = Problem::builder(m, 3584, 8192).ranks(2).build()?;
+///     Ok(Engine::usual(&problem, Strategy::Fused))
+/// };
+/// assert!(matches!(usual(64)?, Engine::Kernel { .. }));
+/// assert!(matches!(usual(8192)?, Engine::CopyEngines { .. }));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[non_exhaustive]
@@ -315,6 +344,13 @@ fn outputs(problem: &Problem) -> u64 {
 }
 
 /// Strategy, engine and pieces: how an operation is carried out.
+///
+/// ```
+/// use overlap_gemm::plan::{Engine, Strategy, Way};
+///
+/// let way = Way { strategy: Strategy::Fused, engine: Engine::CopyEngines { streams: 1 }, pieces: 2 };
+/// assert_eq!(way.to_string(), "fused, copy engines on one stream, 2 pieces");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Way {

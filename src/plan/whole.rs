@@ -17,6 +17,15 @@ use crate::error::{Error, Result};
 const SECOND_SHOT: u64 = 1 << 20;
 
 /// The choices of a plan.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem, Strategy};
+///
+/// let problem = Problem::builder(4096, 512, 256).ranks(4).build()?;
+/// let options = PlanOptions::new().with_strategy(Strategy::Sequential).with_pieces(2);
+/// assert_eq!(Plan::new(&problem, options)?.chunks().len(), 8);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlanOptions {
     /// The operation.
@@ -259,6 +268,16 @@ impl Plan {
 }
 
 /// One rank's part of a [`Plan`]: to print and to write, where all ranks would be too much.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let plan = Plan::new(&problem, PlanOptions::default())?;
+/// println!("{}", plan.of_rank(1)?);
+/// assert!(plan.of_rank(2).is_err());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlan<'a> {
     pub(super) plan: &'a Plan,

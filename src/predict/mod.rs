@@ -57,6 +57,18 @@ use step::{Outcome, Step, duration};
 use transfers::Transfers;
 
 /// A step's time and its parts, on the rank that ends last.
+///
+/// ```
+/// use overlap_gemm::plan::{Problem, Strategy};
+/// use overlap_gemm::predict::{Machine, Setup, estimate};
+///
+/// let machine = Machine::h200();
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let setup = Setup::usual(&machine, &problem, Strategy::Sequential)?;
+/// let estimate = estimate(&machine, &setup.plan(&problem)?, &setup)?;
+/// assert!(estimate.gathered < estimate.total);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
@@ -78,6 +90,16 @@ pub struct Estimate {
 ///
 /// Costs some microseconds to some hundred, by the number of tiles whose rows are not there from the beginning; with
 /// unequal shards, so much for each rank. What would take more than a few seconds is refused.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::predict::{Machine, Setup, estimate};
+///
+/// let (machine, problem) = (Machine::h200(), Problem::builder(4096, 3584, 8192).build()?);
+/// let product = Setup::gemm(&machine, &problem)?;
+/// println!("{:?}", estimate(&machine, &product.plan(&problem)?, &product)?.total);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
     check(machine, plan, setup)?;
     limits::check_estimate(plan, setup)?;

@@ -15,6 +15,17 @@ use crate::plan::{
 };
 
 /// Everything that a step's time depends on besides the problem and the machine.
+///
+/// ```
+/// use overlap_gemm::plan::{Engine, Problem, Strategy};
+/// use overlap_gemm::predict::{Machine, Setup};
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let usual = Setup::usual(&Machine::h200(), &problem, Strategy::Fused)?;
+/// let other = usual.clone().with_engine(Engine::CopyEngines { streams: 4 }, &problem);
+/// println!("{} by {}; or {}", usual.way, usual.kernel.name, other.way);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// What is computed.
@@ -143,6 +154,17 @@ impl Setup {
 
 /// The ways that GPUs have for a reduction; with more streams than one, copies to several peers would share the link. `pieces`
 /// of a shard; `None`: those that make sense.
+///
+/// ```
+/// use overlap_gemm::plan::{Operation, Problem};
+/// use overlap_gemm::predict::ways_of_sums;
+///
+/// let problem = Problem::builder(4096, 8192, 3584).ranks(2).build()?;
+/// for way in ways_of_sums(&problem, Operation::GemmReduceScatter, None) {
+///     println!("{way}");
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>) -> Vec<Way> {
     let copies = Engine::CopyEngines { streams: 1 };
     let most_rows = problem.shards().most_rows();
@@ -178,6 +200,17 @@ const MOST_KERNEL_LEAD: Duration = Duration::from_micros(18);
 
 /// Those that can be predicted, each with its time. The fastest comes first, but a reduction by a kernel is taken for a little
 /// faster than predicted; among equals the first.
+///
+/// ```
+/// use overlap_gemm::plan::{Problem, Strategy};
+/// use overlap_gemm::predict::{Machine, Setup, ranked};
+///
+/// let (machine, problem) = (Machine::h200(), Problem::builder(4096, 3584, 8192).ranks(2).build()?);
+/// let setups = Strategy::ALL.into_iter().flat_map(|it| Setup::usual(&machine, &problem, it));
+/// let (fastest, estimate) = &ranked(&machine, &problem, setups)[0];
+/// println!("{}: {:?}", fastest.way, estimate.total);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn ranked(
     machine: &Machine,
     problem: &Problem,

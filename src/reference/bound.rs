@@ -22,6 +22,20 @@ use crate::element::{Element, ElementType};
 use crate::plan::{Activation, Partials, Reduction};
 
 /// How the products of one output are added up.
+///
+/// ```
+/// use overlap_gemm::ElementType::{Bf16, E4m3};
+/// use overlap_gemm::element::{F8E4M3, bf16};
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::reference::{Accumulation, Reference};
+///
+/// let problem = Problem::builder(1, 1, 2).elements(E4m3, E4m3, Bf16).build()?;
+/// let ones = [F8E4M3::from_f32(1.0); 2];
+/// let reference = Reference::new(&problem, &ones, &ones, &[], &[])?;
+/// let by_gpu = reference.with_accumulation(Accumulation::Fp8);
+/// assert_eq!(by_gpu.compare(&[bf16::from_f32(2.0)], 0..1)?.wrong, 0);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accumulation {
     /// In `f32`, in any order.

@@ -46,6 +46,18 @@ pub struct Reference<'a, A, B> {
 }
 
 /// An output that is not what it should be.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::reference::Reference;
+///
+/// let problem = Problem::builder(1, 1, 2).elements(F32, F32, F32).build()?;
+/// let reference = Reference::new(&problem, &[1.0_f32, 2.0], &[1.0_f32, 1.0], &[], &[])?;
+/// let wrong = reference.compare(&[4.0_f32], 0..1)?.first_wrong.expect("1 + 2 is not 4");
+/// assert_eq!((wrong.got, wrong.expected), (4.0, 3.0));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Wrong {
     /// Its row.
@@ -61,6 +73,14 @@ pub struct Wrong {
 }
 
 /// How outputs compare with what they should be.
+///
+/// ```
+/// use overlap_gemm::reference::Report;
+///
+/// let mut all = Report { compared: 3, ..Report::default() };
+/// all.merge(&Report { compared: 5, wrong: 1, ..Report::default() });
+/// assert_eq!((all.compared, all.wrong), (8, 1));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Outputs compared.

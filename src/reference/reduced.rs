@@ -122,6 +122,18 @@ pub fn compare_reduced<A: Element, B: Element, D: Element>(
 
 /// [`compare_reduced`] for totals of another program, such as NCCL's: every rank's sum is rounded to the type of partials, and
 /// so is every addition, in any order.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::plan::{Problem, Reduction};
+/// use overlap_gemm::reference::{Reference, compare_in_partials};
+///
+/// let problem = Problem::builder(1, 1, 1).elements(F32, F32, F32).ranks(2).build()?;
+/// let of_rank = |a: &'static [f32; 1]| Reference::new(&problem, a, &[2.0_f32], &[], &[]);
+/// let ranks = [of_rank(&[1.0])?, of_rank(&[3.0])?];
+/// assert_eq!(compare_in_partials(&ranks, Reduction::default(), &[8.0_f32], 0..1)?.wrong, 0);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub fn compare_in_partials<A: Element, B: Element, D: Element>(
     ranks: &[Reference<'_, A, B>],
     reduction: Reduction,

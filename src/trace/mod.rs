@@ -19,6 +19,19 @@ pub use summary::RankSummary;
 use crate::plan::Tile;
 
 /// The life of one tile.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let mut exercise = Exercise::new(&problem, PlanOptions::default(), 1);
+/// exercise.group.record = true;
+/// let timeline = exercise.run(&|| false)?.timeline;
+/// let waited = |tile: &overlap_gemm::trace::TileEvent| tile.ready - tile.wait_begin;
+/// println!("{:?}", timeline.tiles.iter().map(waited).max());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileEvent {
     /// The rank that computed it.
@@ -42,6 +55,19 @@ pub struct TileEvent {
 }
 
 /// One chunk on its way to one rank.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let mut exercise = Exercise::new(&problem, PlanOptions::default(), 1);
+/// exercise.group.record = true;
+/// let timeline = exercise.run(&|| false)?.timeline;
+/// let took = |sent: &overlap_gemm::trace::TransferEvent| sent.signalled - sent.begin;
+/// println!("{:?}", timeline.transfers.iter().map(took).max());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferEvent {
     /// The rank that sent it.
@@ -59,6 +85,19 @@ pub struct TransferEvent {
 }
 
 /// One chunk of a reduction on the rank that adds up all ranks' sums of it, or that stores a total which has arrived.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{Operation, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let options = PlanOptions { operation: Operation::GemmReduceScatter, ..PlanOptions::new() };
+/// let mut exercise = Exercise::new(&problem, options, 1);
+/// exercise.group.record = true;
+/// let timeline = exercise.run(&|| false)?.timeline;
+/// assert!(timeline.additions.iter().all(|added| added.begin <= added.done));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdditionEvent {
     /// The rank that added, or stored.
@@ -74,6 +113,19 @@ pub struct AdditionEvent {
 }
 
 /// The record of one or more ranks.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let mut exercise = Exercise::new(&problem, PlanOptions::default(), 1);
+/// exercise.group.record = true;
+/// let timeline = exercise.run(&|| false)?.timeline;
+/// println!("{}", timeline.to_text(72));
+/// assert!(timeline.to_svg("one step").starts_with("<svg"));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Tiles, in the order in which each worker finished them.

@@ -12,6 +12,20 @@ use serde::Serialize;
 use super::Timeline;
 
 /// One rank's step.
+///
+/// ```
+/// use overlap_gemm::exercise::Exercise;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let mut exercise = Exercise::new(&problem, PlanOptions::default(), 1);
+/// exercise.group.record = true;
+/// let timeline = exercise.run(&|| false)?.timeline;
+/// for rank in timeline.summaries() {
+///     println!("rank {}: {} tiles in {:?}", rank.rank, rank.tiles, rank.span);
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RankSummary {

@@ -56,6 +56,13 @@ impl fmt::Display for Family {
 }
 
 /// The size of a problem: M of all ranks together, N of one.
+///
+/// ```
+/// use overlap_gemm::tune::Shape;
+///
+/// let [one, twice] = [4096, 8192].map(|m| Shape { m, n: 3584, k: 8192 });
+/// assert!(one.distance(twice) > one.distance(one));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {

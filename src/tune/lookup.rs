@@ -24,6 +24,17 @@ const FARTHEST: f64 = 0.25;
 const LEAD: f64 = 0.06;
 
 /// The source of an answer.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::tune::{Anything, Asked, Source, Tuning};
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
+/// assert!(matches!(answer.source, Source::Modelled { .. }));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// This problem was measured.
@@ -38,6 +49,17 @@ pub enum Source {
 }
 
 /// An answer.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::tune::{Anything, Asked, Tuning};
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
+/// println!("{}", answer.way);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Strategy, engine and pieces.

@@ -43,6 +43,16 @@ pub fn run(
 }
 
 /// Runs `schedules` for `epochs` epochs in every possible order; returns the number of states.
+///
+/// ```
+/// use overlap_gemm::plan::model::{Schedules, explore};
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(2, 1, 1).ranks(2).build()?;
+/// let schedules = Schedules::new(&Plan::new(&problem, PlanOptions::default())?);
+/// println!("{} states, all of them right", explore(&schedules, 1)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn explore(schedules: &Schedules, epochs: u32) -> Result<usize, Violation> {
     schedules.check_names()?;
     let machine = Machine::new(schedules, epochs);

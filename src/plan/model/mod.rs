@@ -33,6 +33,18 @@ use super::way::{Engine, Operation};
 use super::whole::Plan;
 
 /// What is wrong with schedules.
+///
+/// ```
+/// use overlap_gemm::plan::model::Schedules;
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem, Step};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let mut schedules = Schedules::new(&Plan::new(&problem, PlanOptions::default())?);
+/// // Signalled, but never sent.
+/// schedules.of_ranks[0].steps.retain(|(_, step)| !matches!(step, Step::Move { to: 1, .. }));
+/// println!("{}", schedules.check_order().unwrap_err());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -117,6 +129,14 @@ pub enum Violation {
 }
 
 /// A thread of the abstract machine: a lane of a rank.
+///
+/// ```
+/// use overlap_gemm::plan::Lane;
+/// use overlap_gemm::plan::model::Thread;
+///
+/// let thread = Thread { rank: 1, lane: Lane::Push(0) };
+/// println!("{thread:?}");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Thread {
     /// The rank.
@@ -157,6 +177,16 @@ impl fmt::Display for Event {
 }
 
 /// The schedules of all ranks; public, so that tests can break them.
+///
+/// ```
+/// use overlap_gemm::plan::model::Schedules;
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(64, 64, 64).ranks(2).build()?;
+/// let schedules = Schedules::new(&Plan::new(&problem, PlanOptions::default())?);
+/// schedules.check_order()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Schedules {
     plan: Plan,
