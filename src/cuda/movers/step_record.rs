@@ -56,7 +56,7 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    /// For as many products as there are lengths, each of so many tiles and slices of K.
+    /// With a part for each product of a step; a length counts the tiles and slices of K.
     pub(crate) fn new(
         device: &Device,
         rank: u32,
@@ -68,7 +68,7 @@ impl StepRecord {
         Ok(StepRecord { rank, tiles, products, marks, ended, used: false })
     }
 
-    /// Forgets an earlier step. An error if the step's products, of so many tiles each, have no room: the device would write beyond it.
+    /// Forgets an earlier step. An error if the record was made for products of other lengths: the device would write beyond it.
     pub(crate) fn begin(
         &mut self,
         stream: &Arc<CudaStream>,
