@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::gpu::call::{self, Call, call, of_gathered};
 use crate::gpu::case::Case;
-use crate::gpu::inputs::{read_bytes, shards, shuffled, some_rows};
+use crate::gpu::inputs::{read_bytes, shards, some_rows};
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels};
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;

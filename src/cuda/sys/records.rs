@@ -71,11 +71,11 @@ unsafe impl DeviceRepr for og_tile_record {}
 /// # let device = Device::open(0)?;
 /// # let stream = device.new_stream()?;
 /// # let gemm = Gemm::plan(&device, &Problem::builder(64, 64, 64).build()?, &GemmOptions::default())?;
-/// # let operands = RawOperands::new(0, 0, 0);
+/// # let mut operands = RawOperands::new(0, 0, 0);
 /// let records: TileRecords = gemm.records()?;
-/// let recorded = RawOperands { records: records.address(&stream), ..operands };
+/// operands.records = records.address(&stream);
 /// // SAFETY: the operands are the plan's; they and the records outlive the product.
-/// unsafe { gemm.enqueue_raw(&stream, &recorded) }?;
+/// unsafe { gemm.enqueue_raw(&stream, &operands) }?;
 /// println!("{} tiles", records.read(&stream)?.len());
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
