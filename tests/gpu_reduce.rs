@@ -14,6 +14,8 @@ mod totals;
 
 #[path = "gpu_reduce/alone.rs"]
 mod alone;
+#[path = "gpu_reduce/columns.rs"]
+mod columns;
 #[path = "gpu_reduce/faults.rs"]
 mod faults;
 #[path = "gpu_reduce/graphs.rs"]

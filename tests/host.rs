@@ -7,6 +7,8 @@ mod totals;
 
 #[path = "host/batches.rs"]
 mod batches;
+#[path = "host/columns.rs"]
+mod columns;
 #[path = "host/executor.rs"]
 mod executor;
 #[path = "host/faults.rs"]

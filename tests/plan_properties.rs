@@ -242,6 +242,38 @@ fn a_step_reads_back_with_the_spans_of_its_plan() {
     assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), step);
 }
 
+/// Along columns each rank has the same steps as where it gets that many rows: in every way, planned or of other rows. So all that
+/// holds for their schedules holds along columns.
+#[test]
+fn along_columns_a_schedule_is_that_of_as_many_rows() {
+    use overlap_gemm::plan::{Plan, Problem};
+    let engines = [Engine::Thread, COPIES[0], COPIES[1], Engine::PUSHING, Engine::Nccl];
+    for (ranks, m) in (1..=4).flat_map(|ranks| [1, 2, 5].map(|m| (ranks, m))) {
+        let rows = vec![m; ranks as usize];
+        let problem = Problem::builder(m.into(), u64::from(ranks) * 16, 16).scatter_columns(true);
+        let problem = problem.ranks(ranks.into()).build().unwrap();
+        let ways = engines.into_iter().flat_map(|engine| Order::ALL.map(|order| (engine, order)));
+        for (engine, strategy) in ways {
+            let pieces = if engine == Engine::Nccl { 1 } else { m.min(2) };
+            let options = common::reducing(strategy, pieces).with_engine(engine);
+            let Ok(plan) = Plan::new(&problem, options) else {
+                assert_ne!(strategy, Order::Sequential, "{engine}");
+                continue;
+            };
+            let same = plan_of(&rows, options);
+            let fewer = vec![m.div_ceil(2); ranks as usize];
+            let steps = [&plan, &same].map(|plan| plan.for_rows(&fewer).unwrap());
+            for rank in 0..ranks {
+                assert_eq!(plan.schedule(rank), same.schedule(rank), "{engine}, {strategy}");
+                assert_eq!(steps[0].schedule(rank), steps[1].schedule(rank));
+            }
+            run(&Schedules::new(&plan), 4, |enabled| enabled - 1).unwrap();
+            let json = serde_json::to_string(&plan).unwrap();
+            assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+        }
+    }
+}
+
 /// Small worlds are checked in every order there is, not only in random ones: all worlds of one and two ranks with up to
 /// two chunks each, in every way; all of three ranks with up to one on threads. Chunks are all that a schedule knows of
 /// rows, so this is every such world, with every buffer used again.

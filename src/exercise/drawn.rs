@@ -16,8 +16,8 @@ use crate::random::Random;
 
 impl Exercise {
     /// A random small exercise: the operation, its strategy, types, those of partial sums, average or sum, sizes,
-    /// layouts, shards (some empty), chunks, tiles, scales, several steps of varying M, delays, and an epoch that may wrap on
-    /// the way.
+    /// layouts, shards of rows (some empty) or of columns, chunks, tiles, scales, several steps of varying M, delays, and an
+    /// epoch that may wrap on the way.
     ///
     /// ```
     /// use overlap_gemm::exercise::Exercise;
@@ -37,7 +37,7 @@ impl Exercise {
         let mut steps: Vec<Vec<u32>> =
             (0..random.within(1..=5)).map(|_| random_rows(&mut random, ranks)).collect();
         let total = |rows: &Vec<u32>| rows.iter().sum::<u32>();
-        let largest = steps.iter().max_by_key(|rows| total(rows)).cloned().unwrap_or_default();
+        let mut largest = steps.iter().max_by_key(|rows| total(rows)).cloned().unwrap_or_default();
         let reduces = operation.reduces();
         if reduces {
             // Its slots are as large as the largest shard that was planned.
@@ -46,17 +46,32 @@ impl Exercise {
         let types = random.choose(&admitted(operation));
         let b_layout = random.choose(&[BLayout::Nk, BLayout::Kn]);
         let gated = !reduces && random.within(0..=3) == 0;
+        let by_columns = operation == Operation::GemmReduceScatter && random.within(0..=2) == 0;
+        if by_columns {
+            // Each rank gets all rows.
+            for rows in steps.iter_mut().chain([&mut largest]) {
+                let most = rows.iter().copied().max().unwrap_or_default();
+                rows.fill(most);
+            }
+        }
         let n = if gated { 16 * random.within(1..=6) } else { random.within(1..=90) };
+        let n = if by_columns { n * ranks as u64 } else { n };
         let k = random.within(1..=110);
         let b_columns = if b_layout == BLayout::Nk { k } else { n };
         let mut pad = || random.choose(&[0, 0, 1, 7]);
-        let d_columns = if gated { n / 2 } else { n };
+        let d_columns = match (gated, by_columns) {
+            (true, _) => n / 2,
+            (_, true) => n / ranks as u64,
+            _ => n,
+        };
         let (lda, ldb, ldd) = (k + pad(), b_columns + pad(), d_columns + pad());
         let scaling = match types.a.is_fp8() {
             true => random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]),
             false => Scaling::None,
         };
-        let problem = Problem::builder(total(&largest).into(), n, k)
+        let m = total(&largest) / if by_columns { ranks as u32 } else { 1 };
+        let problem = Problem::builder(m.into(), n, k)
+            .scatter_columns(by_columns)
             .shards(&largest)
             .elements(types.a, types.b, types.d)
             .b_layout(b_layout)

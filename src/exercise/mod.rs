@@ -150,7 +150,7 @@ impl Exercise {
         let problem = &self.problem;
         let bytes = |len: u64, size: u32| u128::from(len) * u128::from(size);
         let ElementTypes { a, b, d } = problem.elements();
-        let inputs = bytes(problem.a_len(problem.m()), a.size())
+        let inputs = bytes(problem.a_len(problem.rows_of_a()), a.size())
             + bytes(problem.b_len(), b.size() + size_of::<f64>() as u32);
         // A rank of a reduction compares with what all ranks multiply.
         let compared = if self.reduces() { 1 + u128::from(problem.ranks()) } else { 1 };

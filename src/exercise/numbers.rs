@@ -33,10 +33,10 @@ impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
         let of_a = if exercise.reduces() { &mut own } else { &mut shared };
         let rows = exercise.options.operation.output_rows(shape, rank).len() as u32;
         Numbers {
-            a: of_a.elements(shape.a_len(shape.m())),
-            a_scales: of_a.scales(shape.scaling().count(shape.m())),
+            a: of_a.elements(shape.a_len(shape.rows_of_a())),
+            a_scales: of_a.scales(shape.scaling().count(shape.rows_of_a())),
             b: own.elements(shape.b_len()),
-            b_scales: own.scales(shape.scaling().count(shape.n())),
+            b_scales: own.scales(shape.scaling().count(shape.columns_of_b())),
             d: vec![D::POISON; shape.d_len_of(rows) as usize],
         }
     }

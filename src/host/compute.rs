@@ -14,7 +14,7 @@ use super::memory::ScaledRows;
 use super::tile::{ProductView, RowsOfA, Scratch};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{Plan, Tile, TileOrder};
+use crate::plan::{Part, Plan, Tile, TileOrder};
 use crate::trace::TileEvent;
 
 /// The threads that compute a rank's steps.
@@ -250,13 +250,15 @@ fn run_worker<A: Element, B: Element, D: Element>(
         let wait_begin = job.record.map(|origin| origin.elapsed());
         wait(tile, chunks.clone())?;
         let ready = job.record.map(|origin| origin.elapsed());
-        for (rows, in_a) in view.problem.rows_in_a(rows) {
+        for Part { rows, in_a, first_column } in view.problem.parts(rows) {
             let in_a = in_a..in_a + rows.len() as u32;
             // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
             // before this step's consumption is posted (the protocol).
             let a = unsafe { job.a.part(in_a, view.problem.k()) };
             // SAFETY: the counter gives each tile to one worker.
-            unsafe { view.compute_tile(a, rows, columns.clone(), &mut scratch) };
+            unsafe {
+                view.compute_tile(a, [rows.clone(), columns.clone()], first_column, &mut scratch)
+            };
         }
         if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {
             let place = |chunk: &u32| order.chunks().need_place(*chunk, order.pivot_rank());

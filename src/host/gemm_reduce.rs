@@ -30,7 +30,7 @@ use crate::trace::{TileEvent, Timeline};
 /// shards say which rows of D a rank gets. The sums of the others' rows leave as soon as a chunk of them is computed, while the
 /// rank computes the next; the own rows come last. The result does not depend on what arrives first (see [`Reduction`]).
 /// [`ProblemBuilder::batches`](crate::plan::ProblemBuilder::batches) gives each rank its rows of every batch, dimension 1 of
-/// three.
+/// three; [`ProblemBuilder::scatter_columns`](crate::plan::ProblemBuilder::scatter_columns) its columns of all rows.
 ///
 /// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
 /// same steps. Each rank runs on its own thread. After a failed step, later calls return [`Error::Over`]: plan again.
@@ -161,9 +161,9 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         let rows = self.check_input(problem, &input)?;
         let own = shape.plan.output_rows(self.member.rank()).len() as u32;
         let problems = products::check_products(&shape.plan, problem, own, products)?;
-        let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
-        let (what, most) =
-            ("the columns of all products together", self.planned().problem().n().into());
+        let columns: u64 = problems.iter().map(|problem| u64::from(problem.columns_of_b())).sum();
+        let most = self.planned().problem().columns_of_b().into();
+        let what = "the columns of all products together";
         let remedy = "plan with N of all products of a step together";
         Error::check_range(what, columns, 1..=most, remedy)?;
         let operand = Operand::Given { rows, lda: problem.lda(), scales: input.scales };
@@ -202,8 +202,9 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
                 remedy: "pass the rows with Shard::at",
             });
         };
-        check_len("A", rows.len(), a_lens(problem, problem.m()), ALL_ROWS)?;
-        let scales = problem.scaling().count(problem.m());
+        let m = problem.rows_of_a();
+        check_len("A", rows.len(), a_lens(problem, m), ALL_ROWS)?;
+        let scales = problem.scaling().count(m);
         check_scales("the scales of A", input.scales, scales)?;
         Ok(rows)
     }

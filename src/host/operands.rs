@@ -154,7 +154,7 @@ impl<'a, B, D: Element> Product<'a, B, D> {
         let remedy = if rows == problem.m() { ALL_ROWS } else { OWN_ROWS };
         check_len("D", self.d.len(), d_lens(&problem, rows), remedy)?;
         check_epilogue(&problem, rows, &self.epilogue, remedy)?;
-        let scales = problem.scaling().count(problem.n());
+        let scales = problem.scaling().count(problem.columns_of_b());
         check_scales("the scales of B", self.scales, scales)?;
         problem.elements().check_fp8_output("an amax", self.amax.is_some())?;
         if let Some(amax) = self.amax.as_deref().filter(|amax| amax.is_sign_negative()) {

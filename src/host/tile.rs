@@ -47,18 +47,19 @@ pub(crate) struct RowsOfA<'a, A> {
 }
 
 impl<B: Element, D: Element> ProductView<'_, B, D> {
-    /// Computes the tile of `rows` and `columns` of A · B.
+    /// Computes the tile of these rows and columns of D; its columns of A · B begin at `first_column`.
     ///
     /// # Safety
     /// No other thread may touch this tile of the output meanwhile.
     pub(crate) unsafe fn compute_tile<A: Element>(
         &self,
         a: RowsOfA<'_, A>,
-        rows: Range<u32>,
-        columns: Range<u32>,
+        [rows, columns]: [Range<u32>; 2],
+        first_column: u32,
         scratch: &mut Scratch,
     ) {
         let (m, n, all_k) = (rows.len(), columns.len(), self.problem.k());
+        let in_b = first_column + columns.start..first_column + columns.end;
         let Scratch { a: wide_a, b: wide_b, sums } = scratch;
         sums.resize(m * n, 0.0);
         for begin in (0..all_k).step_by(K_BLOCK as usize) {
@@ -67,8 +68,8 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             widen_block(wide_a, a.elements, a.pitch, 0..m as u32, &depth);
             // The rows of B as it lies in memory, and the strides of that block seen as K×N.
             let (b_rows, b_columns, k_stride, n_stride) = match self.problem.b_layout() {
-                BLayout::Nk => (&columns, &depth, 1, k),
-                BLayout::Kn => (&depth, &columns, n, 1),
+                BLayout::Nk => (&in_b, &depth, 1, k),
+                BLayout::Kn => (&depth, &in_b, n, 1),
             };
             widen_block(wide_b, self.b, self.problem.ldb(), b_rows.clone(), b_columns);
             // SAFETY: `sums` is m×n, `wide_a` m×k, `wide_b` k×n in the given strides, all alive and
@@ -105,7 +106,7 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             let out = unsafe { self.d.row_part(row, d_columns.clone()) };
             let row_scale = scale_at(a.scales, i);
             let product = |column: u32| {
-                let column_scale = scale_at(self.scales, column as usize);
+                let column_scale = scale_at(self.scales, (first_column + column) as usize);
                 // One after the other: the product of two large scales could overflow.
                 // Sums begin at +0, as on GPUs; the gemm crate may leave the -0 of a single product.
                 (sums[i * n + (column - columns.start) as usize] + 0.0) * row_scale * column_scale

@@ -20,11 +20,15 @@ const SHOWN_TILES: usize = 8;
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}×{}×{} ({})", self.m(), self.n(), self.k(), self.elements())?;
+        let [m, n] = [self.rows_of_a(), self.columns_of_b()];
+        write!(f, "{m}×{n}×{} ({})", self.k(), self.elements())?;
         write!(f, " on {} rank{}", self.ranks(), plural(self.ranks() as usize))?;
         f.write_str(self.scaling().after_types())?;
         if self.batches() > 1 {
             write!(f, ", {} batches", self.batches())?;
+        }
+        if self.scatters_columns() {
+            write!(f, ", scattered along columns")?;
         }
         if self.is_gated() { write!(f, ", gated") } else { Ok(()) }
     }
@@ -92,20 +96,24 @@ fn write_plan(
     rank: u32,
 ) -> fmt::Result {
     let (problem, operation) = (plan.problem(), plan.options().operation);
-    let (m, n, k) = (problem.m(), problem.n(), problem.k());
+    let (m, n, k) = (problem.rows_of_a(), problem.columns_of_b(), problem.k());
     let stored = match problem.b_layout() {
         BLayout::Nk => "n×k",
         BLayout::Kn => "k×n",
     };
     writeln!(f, "{problem}")?;
     let travels = if operation.reduces() {
-        let gets = if operation.is_all_reduce() { "all" } else { "its own" };
+        let gets = match operation.is_all_reduce() {
+            true => "all rows".into(),
+            false if problem.scatters_columns() => format!("{} columns", problem.n()),
+            false => "its own rows".to_owned(),
+        };
         write!(f, "  {operation}: D ({m}×{n}) is the sum of all ranks' ")?;
         match operation.is_alone() {
             true => write!(f, "sums")?,
             false => write!(f, "A ({m}×{k}) · B ({k}×{n}, stored {stored})")?,
         }
-        writeln!(f, "; each rank gets {gets} rows")?;
+        writeln!(f, "; each rank gets {gets}")?;
         "rows of D whose sums travel together, with one signal from each rank"
     } else {
         write!(f, "  {operation}: every rank computes D ({m}×{n}) = ")?;

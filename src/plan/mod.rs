@@ -17,7 +17,6 @@
 //!                                           └──► model (runs it, looking for faults)
 //! ```
 
-mod batches;
 mod chunks;
 mod display;
 mod epilogue;
@@ -26,6 +25,7 @@ pub mod model;
 mod partition;
 mod problem;
 mod reduction;
+mod scatter;
 mod schedule;
 mod serial;
 mod shards;
@@ -45,6 +45,7 @@ pub(crate) use problem::check_aligned;
 pub(crate) use problem::strided_len;
 pub use problem::{Problem, ProblemBuilder, TMA_ALIGNMENT};
 pub use reduction::{Partials, Reduction};
+pub(crate) use scatter::Part;
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
 pub use shards::{MAX_DIMENSION, MAX_RANKS, Shards};
 pub use tiles::{ClusterShape, Tile, TileOrder, TileShape, Tiling};

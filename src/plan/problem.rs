@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::batches::check_batches;
 use super::gate::check_pairs;
+use super::scatter::{all_rows, check_batches, columns_of_rank, equal_shards, some_rows};
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use super::types::{BLayout, ElementTypes, Scaling};
 use crate::element::ElementType;
@@ -46,6 +46,7 @@ pub struct Problem {
     scaling: Scaling,
     gated: bool,
     batches: u32,
+    scatters_columns: bool,
 }
 
 impl Problem {
@@ -63,17 +64,18 @@ impl Problem {
             scaling: Scaling::default(),
             gated: false,
             batches: 1,
+            scatter_columns: false,
             ranks: 1,
             shard_rows: None,
         }
     }
 
-    /// Rows of A and D.
+    /// Rows of A and D; along [columns](ProblemBuilder::scatter_columns) those of all ranks' D, one behind the other.
     pub fn m(&self) -> u32 {
         self.shards.m()
     }
 
-    /// Columns of B, and of D unless the product is gated.
+    /// Columns of B, and of D unless the product is gated; along [columns](ProblemBuilder::scatter_columns) those of one rank's D.
     pub fn n(&self) -> u32 {
         self.n
     }
@@ -91,6 +93,11 @@ impl Problem {
     /// How many sequences A has: [`ProblemBuilder::batches`].
     pub fn batches(&self) -> u32 {
         self.batches
+    }
+
+    /// Whether each rank gets columns of D: [`ProblemBuilder::scatter_columns`].
+    pub fn scatters_columns(&self) -> bool {
+        self.scatters_columns
     }
 
     /// Columns of A, the summed dimension.
@@ -141,8 +148,8 @@ impl Problem {
     /// Rows and columns of B as it lies in memory.
     pub fn b_extent(&self) -> (u32, u32) {
         match self.b_layout {
-            BLayout::Nk => (self.n, self.k),
-            BLayout::Kn => (self.k, self.n),
+            BLayout::Nk => (self.columns_of_b(), self.k),
+            BLayout::Kn => (self.k, self.columns_of_b()),
         }
     }
 
@@ -157,7 +164,7 @@ impl Problem {
         strided_len(rows.into(), columns, self.ldb)
     }
 
-    /// The elements a slice of D must hold.
+    /// The elements a slice of D must hold; along columns, of all ranks' D.
     pub fn d_len(&self) -> u64 {
         self.d_len_of(self.m())
     }
@@ -190,16 +197,20 @@ impl Problem {
             let remedy = "give the rows of every rank, in rank order";
             return Err(Error::mismatch("the number of shards", rows.len(), self.ranks(), remedy));
         }
-        Ok(Problem { shards: Shards::of_batches(rows, self.batches)?, ..self.clone() })
+        let shards = match self.scatters_columns {
+            true => equal_shards(rows)?,
+            false => Shards::of_batches(rows, self.batches)?,
+        };
+        Ok(Problem { shards, ..self.clone() })
     }
 
-    /// The same product of the first `m` rows of D only, as of one batch.
+    /// The same product of the first `m` rows of D only, as of one batch; along columns, of one rank's.
     pub fn truncated(&self, m: u32) -> Result<Self> {
         let rows: Vec<u32> = (0..self.ranks())
             .map(|rank| self.shards.rows(rank))
             .map(|shard| shard.end.min(m) - shard.start.min(m))
             .collect();
-        Problem { batches: 1, ..self.clone() }.with_shards(&rows)
+        Problem { batches: 1, scatters_columns: false, ..self.clone() }.with_shards(&rows)
     }
 
     /// The same product of as many rows as the largest shard has: what one product multiplies at most where each rank's
@@ -208,10 +219,11 @@ impl Problem {
         self.truncated(self.shards.most_rows())
     }
 
-    /// The same gathered A times a B of `n` columns, packed: one gather may feed several products.
+    /// The same A times a B of `n` columns, packed: one A may have several products.
     pub fn with_n(&self, n: u64) -> Result<Self> {
-        let n = columns(n, self.gated)?;
-        let ldb = if self.b_layout == BLayout::Kn { n } else { self.ldb };
+        let of_b = columns(n, self.gated)?;
+        let n = if self.scatters_columns { columns_of_rank(of_b, self.ranks())? } else { of_b };
+        let ldb = if self.b_layout == BLayout::Kn { of_b } else { self.ldb };
         Ok(Problem { n, ldb, ldd: d_columns(n, self.gated), ..self.clone() })
     }
 
@@ -229,14 +241,6 @@ impl Problem {
         Ok(Problem { elements, ldd: columns, ..self.clone() })
     }
 
-    /// Totals of these rows of each rank that are rounded to `d`: a problem for a reduction without a product.
-    pub(crate) fn of_totals(rows: &[u32], columns: u32, d: ElementType) -> Result<Self> {
-        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
-        // Nothing is multiplied: any A, B and K will do.
-        let problem = Problem::builder(m, columns.into(), 16).shards(rows);
-        problem.elements(ElementType::Bf16, ElementType::Bf16, d).build()
-    }
-
     /// Whether TMA can address the three matrices where the caller holds them: each row starts at a
     /// multiple of 16 bytes, and a row of D ends at one too.
     ///
@@ -250,26 +254,13 @@ impl Problem {
         check_pitch("the pitch of B (ldb)", self.ldb, b, pad)?;
         check_pitch("the pitch of D (ldd)", self.ldd, d, pad)?;
         let widen = "add columns to B until a row of D is a multiple of 16 bytes, or use the host";
-        check_pitch("the width of D", self.d_columns(), d, widen)
-    }
-
-    /// An error unless a product of this can add other ranks' sums, which are in `sums`, while it stores D: in a fused
-    /// reduction on a GPU.
-    pub fn check_fused_sums(&self, sums: ElementType) -> Result<()> {
-        let d = self.elements.d;
-        let (of_what, why) = if self.scaling != Scaling::None {
-            ("scaled fp8".into(), "others' sums would have to be divided by the scales")
-        } else if sums != d || d.size() != 2 {
-            let of_what = format!("sums in {sums} to a D in {d}");
-            (of_what, "a product reads others' sums in D's type, of 16 bits")
-        } else {
-            return Ok(());
-        };
-        Err(Error::Unsupported {
-            what: format!("a fused reduction of {of_what}"),
-            why: why.into(),
-            remedy: "use Strategy::Pipelined, or leave the strategy out",
-        })
+        check_pitch("the width of D", self.d_columns(), d, widen)?;
+        if self.scatters_columns && self.b_layout == BLayout::Kn {
+            let widen =
+                "add columns to B until each rank's are a multiple of 16 bytes, or use the host";
+            check_pitch("the width of a rank's columns of B", self.n, b, widen)?;
+        }
+        Ok(())
     }
 }
 
@@ -339,6 +330,8 @@ pub struct ProblemBuilder {
     gated: bool,
     #[serde(default = "one")]
     batches: u64,
+    #[serde(default)]
+    scatter_columns: bool,
     /// Among which the rows of a batch are divided evenly, unless those of each are given.
     #[serde(skip)]
     ranks: u64,
@@ -347,7 +340,8 @@ pub struct ProblemBuilder {
 
 impl From<Problem> for ProblemBuilder {
     fn from(problem: Problem) -> Self {
-        Problem::builder(problem.m().into(), problem.n.into(), problem.k.into())
+        let [m, n] = [problem.rows_of_a(), problem.columns_of_b()];
+        Problem::builder(m.into(), n.into(), problem.k.into())
             .elements(problem.elements.a, problem.elements.b, problem.elements.d)
             .b_layout(problem.b_layout)
             .lda(problem.lda.into())
@@ -356,6 +350,7 @@ impl From<Problem> for ProblemBuilder {
             .scaling(problem.scaling)
             .gated(problem.gated)
             .batches(problem.batches.into())
+            .scatter_columns(problem.scatters_columns)
             .shards(&problem.rows_of_ranks())
     }
 }
@@ -444,23 +439,36 @@ impl ProblemBuilder {
         self
     }
 
+    /// Whether GEMM + reduce-scatter gives each rank columns of D (default: no, rows). Of the N = ranks · n columns of B, rank r
+    /// gets the n from r · n on, and all M rows of A: so the rows of [`shards`](Self::shards), and of a step, are M for each rank.
+    /// Its D, C and bias have its columns only. Other operations refuse it, and so do batches, whose rows are one matrix here.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Problem;
+    ///
+    /// let problem = Problem::builder(5, 32, 16).ranks(2).scatter_columns(true).build()?;
+    /// assert_eq!((problem.d_len_of(5), problem.b_len()), (5 * 16, 32 * 16));
+    /// // Of both ranks, D has 10 rows of 16 columns.
+    /// assert_eq!((problem.m(), problem.n()), (10, 16));
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    pub fn scatter_columns(mut self, scatter_columns: bool) -> Self {
+        self.scatter_columns = scatter_columns;
+        self
+    }
+
     /// Validates.
     pub fn build(self) -> Result<Problem> {
         let m = dimension("m", self.m)?;
-        let n = columns(self.n, self.gated)?;
+        let of_b = columns(self.n, self.gated)?;
         let k = dimension("k", self.k)?;
         let batches = check_batches(self.batches, m)?;
-        let sequence = m / batches;
-        let rows = match self.shard_rows {
-            Some(rows) => rows,
-            None => Shards::even(sequence, check_ranks(self.ranks)?)?.to_rows(),
+        let ranks = self.shard_rows.as_ref().map_or(self.ranks, |rows| rows.len() as u64);
+        let ranks = check_ranks(ranks)?;
+        let (shards, n) = match self.scatter_columns {
+            true => (all_rows(self.shard_rows, m, batches, ranks)?, columns_of_rank(of_b, ranks)?),
+            false => (some_rows(self.shard_rows, m, batches, ranks)?, of_b),
         };
-        let shards = Shards::of_batches(&rows, batches)?;
-        if shards.m() != m {
-            let (what, sum) = ("the sum of all shards' rows", shards.m() / batches);
-            let remedy = "make the shards' rows sum to m, or of several batches to m / batches";
-            return Err(Error::mismatch(what, sum, sequence, remedy));
-        }
         self.elements.check()?;
         if self.scaling != Scaling::None && !self.elements.a.is_fp8() {
             return Err(Error::Unsupported {
@@ -469,7 +477,7 @@ impl ProblemBuilder {
                 remedy: "ask for no scaling, or use fp8 inputs",
             });
         }
-        let b_columns = if self.b_layout == BLayout::Nk { k } else { n };
+        let b_columns = if self.b_layout == BLayout::Nk { k } else { of_b };
         let lda = leading_dimension("lda", self.lda, k)?;
         let ldb = leading_dimension("ldb", self.ldb, b_columns)?;
         let ldd = leading_dimension("ldd", self.ldd, d_columns(n, self.gated))?;
@@ -485,6 +493,7 @@ impl ProblemBuilder {
             scaling: self.scaling,
             gated: self.gated,
             batches,
+            scatters_columns: self.scatter_columns,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! How the sums that ranks have over their slices of K become one output.
+//! How the sums that ranks have over their slices of K become one output, and of which problems.
 //!
 //! Invariant: an output does not depend on what arrives first: the sums are added in `f32`, in the one order that
 //! [`Plan::additions`] says. Threads and the reference follow it; tests compare GPUs with the reference. NCCL alone adds in an
@@ -6,9 +6,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::problem::Problem;
+use super::types::Scaling;
 use super::way::Engine;
 use super::whole::Plan;
 use crate::element::{Element, ElementType, bf16};
+use crate::error::{Error, Result};
 
 /// The type in which sums travel to the rank that adds them up.
 ///
@@ -60,6 +63,35 @@ pub struct Reduction {
     pub partials: Partials,
     /// Whether the total is divided by the number of ranks.
     pub average: bool,
+}
+
+impl Problem {
+    /// Totals of these rows of each rank that are rounded to `d`: a problem for a reduction without a product.
+    pub(crate) fn of_totals(rows: &[u32], columns: u32, d: ElementType) -> Result<Self> {
+        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
+        // Nothing is multiplied: any A, B and K will do.
+        let problem = Problem::builder(m, columns.into(), 16).shards(rows);
+        problem.elements(ElementType::Bf16, ElementType::Bf16, d).build()
+    }
+
+    /// An error unless a product of this can add other ranks' sums, which are in `sums`, while it stores D: in a fused
+    /// reduction on a GPU.
+    pub fn check_fused_sums(&self, sums: ElementType) -> Result<()> {
+        let d = self.elements().d;
+        let (of_what, why) = if self.scaling() != Scaling::None {
+            ("scaled fp8".into(), "others' sums would have to be divided by the scales")
+        } else if sums != d || d.size() != 2 {
+            let of_what = format!("sums in {sums} to a D in {d}");
+            (of_what, "a product reads others' sums in D's type, of 16 bits")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Unsupported {
+            what: format!("a fused reduction of {of_what}"),
+            why: why.into(),
+            remedy: "use Strategy::Pipelined, or leave the strategy out",
+        })
+    }
 }
 
 impl Plan {

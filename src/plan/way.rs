@@ -381,13 +381,15 @@ impl Way {
         if self.spans(problem) > 1 && 2 * blocks <= all { all - blocks } else { all }
     }
 
-    /// The largest product of a reduction's step: in a fused one each chunk is a product, of several batches each part of one.
+    /// The largest product of a reduction's step: in a fused one each chunk is a product, and of a chunk each of its parts.
     pub(crate) fn part_of_sums(self, problem: &Problem) -> Result<Problem> {
         let most = problem.shards().most_rows();
-        let in_a_batch = most / problem.batches();
+        let in_a_part = most / problem.batches();
         match self.strategy {
-            Strategy::Fused => problem.truncated(most.div_ceil(self.pieces.max(1)).min(in_a_batch)),
-            _ if problem.batches() > 1 => problem.truncated(in_a_batch),
+            Strategy::Fused => problem.truncated(most.div_ceil(self.pieces.max(1)).min(in_a_part)),
+            _ if problem.batches() > 1 || problem.scatters_columns() => {
+                problem.truncated(in_a_part)
+            }
             strategy => strategy.part_of(problem),
         }
     }

@@ -123,7 +123,7 @@ impl Plan {
     ) -> Result<Self> {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
-        problem.check_batches(options.operation)?;
+        problem.check_scatter(options.operation)?;
         problem.check_gate(options.operation, options.tiling.tile.n)?;
         problem.elements().check_reduced(options.operation)?;
         let pieces = match (options.pieces, options.engine) {
@@ -149,7 +149,8 @@ impl Plan {
     pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
         let problem = self.problem.with_shards(rows)?;
         let remedy = "plan for the largest M that any step will have";
-        Error::check_range("m of this step", problem.m(), 1..=self.problem.m(), remedy)?;
+        let (m, most) = (problem.rows_of_a(), self.problem.rows_of_a());
+        Error::check_range("m of this step", m, 1..=most, remedy)?;
         let shards = problem.shards().to_rows();
         let with_rows = shards.iter().filter(|&&rows| rows > 0).count() as u32;
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());

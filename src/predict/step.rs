@@ -14,7 +14,7 @@ use super::transfers::{Busy, Transfers};
 use crate::error::Result;
 use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
-    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
+    self, Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
 };
 use crate::trace::{AdditionEvent, TileEvent, Timeline};
 
@@ -158,7 +158,7 @@ impl Step<'_> {
             if !awaits.is_empty() {
                 return Ok(self.run_fused(rank, &whole, busy, ready, record));
             }
-            for (rows, _) in self.plan.problem().rows_in_a(rows.clone()) {
+            for plan::Part { rows, .. } in self.plan.problem().parts(rows.clone()) {
                 self.multiply(rank, rows, busy, &whole, &mut at, &mut record)?;
             }
         }

@@ -99,7 +99,8 @@ pub struct Report {
 
 impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     /// A reference for `a` (rows `lda` apart) times `b`, with the scales of the problem's scaling. Of several
-    /// [batches](crate::plan::ProblemBuilder::batches), rows of D lie as ranks get them.
+    /// [batches](crate::plan::ProblemBuilder::batches), rows of D lie as ranks get them; along
+    /// [columns](crate::plan::ProblemBuilder::scatter_columns), those of one rank's D behind those of the other's.
     ///
     /// Every slice holds the problem's rows, no fewer and no more; the padding of its last row may be
     /// left out.
@@ -110,10 +111,11 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         a_scales: &'a [f32],
         b_scales: &'a [f32],
     ) -> Result<Self> {
-        check_len("A", a.len(), a_lens(problem, problem.m()), ALL_ROWS)?;
+        let (m, n) = (problem.rows_of_a(), problem.columns_of_b());
+        check_len("A", a.len(), a_lens(problem, m), ALL_ROWS)?;
         check_len("B", b.len(), b_lens(problem), ALL_ROWS)?;
-        check_scales("the scales of A", a_scales, problem.scaling().count(problem.m()))?;
-        check_scales("the scales of B", b_scales, problem.scaling().count(problem.n()))?;
+        check_scales("the scales of A", a_scales, problem.scaling().count(m))?;
+        check_scales("the scales of B", b_scales, problem.scaling().count(n))?;
         let remedy = "no bound holds for longer sums: compare parts of them";
         Error::check_range("k", problem.k(), 1..=MAX_K, remedy)?;
         let accumulation = Accumulation::default();
@@ -192,7 +194,7 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
 
     /// B as N rows of K.
     fn wide_b(&self) -> Vec<f64> {
-        let (n, k) = (self.problem.n() as usize, self.problem.k() as usize);
+        let (n, k) = (self.problem.columns_of_b() as usize, self.problem.k() as usize);
         let lines = self.b.chunks(self.problem.ldb() as usize);
         match self.problem.b_layout() {
             BLayout::Nk => lines.take(n).flat_map(|line| widened(&line[..k])).collect(),
@@ -209,11 +211,12 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
 
     /// The sums of a row times `alpha` and the scales.
     fn sums(&self, row: u32, wide_b: &[f64], alpha: f32) -> impl Iterator<Item = Expected> {
-        let k = self.problem.k() as usize;
-        let row = self.problem.rows_in_a(row..row + 1).next().map_or(row, |(_, in_a)| in_a);
+        let [k, n] = [self.problem.k(), self.problem.n()].map(|size| size as usize);
+        let part = self.problem.parts(row..row + 1).next();
+        let (row, first) = part.map_or((row, 0), |part| (part.in_a, part.first_column as usize));
         let begin = row as usize * self.problem.lda() as usize;
         let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
-        let columns = wide_b.chunks_exact(k).enumerate();
+        let columns = wide_b.chunks_exact(k).enumerate().skip(first).take(n);
         columns.map(move |(column, b)| {
             let scales = [scale_at(self.a_scales, row as usize), scale_at(self.b_scales, column)];
             summed(&a, b, self.accumulation, [alpha, scales[0], scales[1]].map(f64::from))

@@ -28,6 +28,10 @@ pub fn three_steps(world: &World) -> Vec<Vec<u32>> {
             other.rotate_left(random.within(0..=7) as usize % world.rows.len());
             let fewer = |rows: &mut u32| *rows -= random.within(0..=u64::from(*rows) / 2) as u32;
             other.iter_mut().for_each(fewer);
+            if world.cases[0].scatter_columns {
+                let rows = other[0];
+                other.fill(rows);
+            }
             let varies = step == 1 && other.iter().sum::<u32>() > 0;
             work.step(&rank, &mut layer, step, varies.then_some(&other[..]));
         }
@@ -435,6 +439,9 @@ fn wrong_calls_are_refused() {
         let all = World { all: true, ..world.clone().in_batches(2) };
         let text = all.try_plan(&rank).unwrap_err().to_string();
         assert!(text.contains("GEMM + all-reduce of 2 batches"), "{text}");
+        let equal = World::new(&[64, 64], 64, 64).in_columns();
+        let text = World { all: true, ..equal }.try_plan(&rank).unwrap_err().to_string();
+        assert!(text.contains("GEMM + all-reduce along columns"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::Nccl);
         assert!(text.contains("Strategy::Sequential"), "{text}");
 

@@ -162,7 +162,7 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
             if own.is_empty() {
                 continue;
             }
-            let (m, lda) = (step.m() as usize, step.lda() as usize);
+            let (m, lda) = (step.rows_of_a() as usize, step.lda() as usize);
             let references: Vec<_> = (inputs.iter())
                 .map(|inputs| {
                     let Inputs { a, b, a_scales, b_scales, .. } = &inputs[product];

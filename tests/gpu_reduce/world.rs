@@ -195,6 +195,15 @@ impl World {
         self.with(|case| (case.batches, case.size[0]) = (batches, case.size[0] * batches))
     }
 
+    /// The same along columns, of which each rank gets as many as all were: ranks have to have as many rows.
+    pub fn in_columns(self) -> World {
+        let (ranks, rows) = (u64::from(self.ranks()), u64::from(self.rows[0]));
+        self.with(|case| {
+            case.scatter_columns = true;
+            (case.size[0], case.size[1]) = (rows, case.size[1] * ranks);
+        })
+    }
+
     /// The same with other cases.
     pub fn with(mut self, change: impl Fn(&mut Case)) -> World {
         self.cases.iter_mut().for_each(change);

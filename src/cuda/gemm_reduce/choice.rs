@@ -34,7 +34,10 @@ impl Reduced<'_> {
         let (first, gemm) = &self.products[0];
         let whole = match self.products {
             [_] => Ok(first.clone()),
-            _ => first.with_n(self.columns.into()),
+            _ => {
+                let ranks_columns = u64::from(first.columns_of_b() / first.n());
+                first.with_n(ranks_columns * u64::from(self.columns))
+            }
         };
         let all = whole.map(|whole| {
             let setups = open.iter().filter_map(|way| self.setup(kernels, &whole, *way, sms, gemm));

@@ -65,8 +65,10 @@ use crate::plan::{
 ///
 /// An input of three dimensions, batches × sequence × K, is a matrix of batches · sequence rows. If each shard has whole batches,
 /// the sums are scattered along the batches, dimension 0. [`ProblemBuilder::batches`](crate::plan::ProblemBuilder::batches)
-/// scatters them along the sequence, dimension 1: each rank gets its rows of every batch. Nothing is copied for it. But a product
-/// ends with a rank's rows of a batch, so there are more and smaller products.
+/// scatters them along the sequence, dimension 1: each rank gets its rows of every batch.
+/// [`ProblemBuilder::scatter_columns`](crate::plan::ProblemBuilder::scatter_columns) scatters them along the last dimension: each
+/// rank gets columns of all rows. Nothing is copied for either. But a product ends with a rank's rows of a batch, or with its
+/// columns, so there are more and smaller products.
 ///
 /// A tensor-parallel MLP without its activation; `examples/gpu_tensor_parallel_mlp.rs` is a whole one:
 ///
@@ -299,7 +301,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let (planned, step) = (&self.gatherer.plan, &shape.plan);
         let own = step.output_rows(rank).len() as u32;
         Ok([
-            [step.problem().m(), planned.problem().m()],
+            [step.problem().rows_of_a(), planned.problem().rows_of_a()],
             [own, planned.most_output_rows().max(own)],
         ])
     }

@@ -56,7 +56,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         let (plan, rank) = (self.planned(), self.gatherer.group.rank());
         let schedule = plan.schedule(rank);
         let parts = schedule.steps.iter().map(|(_, of)| match of {
-            Step::Multiply { rows, .. } => plan.problem().rows_in_a(rows.clone()).count(),
+            Step::Multiply { rows, .. } => plan.problem().parts(rows.clone()).count(),
             _ => 0,
         });
         let products = self.sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));

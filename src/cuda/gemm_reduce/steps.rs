@@ -22,7 +22,7 @@ use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
 use crate::cuda::sys::stream_ops::PitchedRows;
 use crate::error::{Error, Result};
-use crate::plan::{self, Activation, Engine, Lane, Plan, Problem, Word};
+use crate::plan::{self, Activation, Engine, Lane, Part, Plan, Problem, Word};
 
 /// What belongs to one [`Sum`] in a step.
 pub(super) struct Call {
@@ -119,12 +119,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 (Lane::Compute, Multiply { rows, .. }) => {
                     for (sum, call) in self.sums.iter().zip(calls) {
                         let Some(product) = &sum.product else { continue };
-                        for (rows, in_a) in plan.problem().rows_in_a(rows.clone()) {
-                            let firsts = [in_a, rows.start];
-                            let part = call.product.rows_from(&product.problem, firsts);
-                            let rows = (rows.len() as u32, last_chunk(plan, &rows));
+                        for part in plan.problem().parts(rows.clone()) {
+                            let operands = of_part(product, &call.product, &part, part.rows.start);
+                            let rows = (part.rows.len() as u32, last_chunk(plan, &part.rows));
                             // SAFETY: the caller's promise; sums have a place for all rows.
-                            unsafe { Self::multiply(stream, product, part, rows, &mut record) }?;
+                            unsafe {
+                                Self::multiply(stream, product, operands, rows, &mut record)
+                            }?;
                         }
                     }
                 }
@@ -249,12 +250,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 others: (others.count > 0).then_some(others),
                 ..call.product
             };
-            for (part, in_a) in step.shape.plan.problem().rows_in_a(rows.clone()) {
-                let operands =
-                    operands.rows_from(&product.problem, [in_a, part.start - rows.start]);
-                let part = (part.len() as u32, last_chunk(&step.shape.plan, &part));
+            let plan = &step.shape.plan;
+            for part in plan.problem().parts(rows.clone()) {
+                let operands = of_part(product, &operands, &part, part.rows.start - rows.start);
+                let rows = (part.rows.len() as u32, last_chunk(plan, &part.rows));
                 // SAFETY: the caller's promise; slots are as long as planned.
-                unsafe { Self::multiply(stream, product, operands, part, record) }?;
+                unsafe { Self::multiply(stream, product, operands, rows, record) }?;
             }
         }
         Ok(())
@@ -361,6 +362,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             ..sums
         }
     }
+}
+
+/// The operands of a part of D's rows, of which `to` is the first to store; those given are of all rows and columns.
+fn of_part(product: &Product, operands: &RawOperands, part: &Part, to: u32) -> RawOperands {
+    let operands = operands.rows_from(&product.problem, [part.in_a, to]);
+    operands.columns_from(&product.problem, part.first_column)
 }
 
 /// The last chunk that some rows touch.

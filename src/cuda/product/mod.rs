@@ -196,7 +196,7 @@ fn select(
     sm_count: u32,
 ) -> Result<(&'static Kernel, Choice)> {
     check_size(problem)?;
-    problem.check_batches(Operation::Gemm)?;
+    problem.check_scatter(Operation::Gemm)?;
     problem.check_c(options.c)?;
     let kernels = kernels()?;
     let choice = choose(kernels, problem, options, sm_count)?;
@@ -240,11 +240,12 @@ pub(crate) fn check_alike(products: &[(Problem, GemmOptions)]) -> Result<&Proble
     for (index, (problem, _)) in products.iter().enumerate() {
         let a = |of: &Problem| {
             let types = (of.elements().a, of.scaling());
-            (of.shards().clone(), of.batches(), of.k(), of.lda(), types)
+            let scatter = (of.batches(), of.scatters_columns());
+            (of.shards().clone(), scatter, of.k(), of.lda(), types)
         };
         if a(problem) != a(first) {
             let remedy =
-                "give all problems the same shards, batches, K, lda, element type of A and scaling";
+                "give all problems the same shards, scatter, K, lda, element type of A and scaling";
             let what = format!("the A of problem {index}");
             return Err(Error::mismatch(what, problem, format!("that of {first}"), remedy));
         }

@@ -169,7 +169,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         if let Some([a, b]) = self.scales {
             let scales = |lines| problem.scaling().count(lines) as u64;
             let [least, most] = rows.scales.map(scales);
-            let (of_rows, of_columns) = (least..=most, scales(problem.n())..=scales(problem.n()));
+            let columns = scales(problem.columns_of_b());
+            let (of_rows, of_columns) = (least..=most, columns..=columns);
             fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
             fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
         }

@@ -11,7 +11,7 @@ use crate::cuda::sys::bindings::og_gemm_operands;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::fit::check_factors;
-use crate::plan::{Problem, Scaling, check_aligned};
+use crate::plan::{BLayout, Problem, Scaling, check_aligned};
 
 /// The operands of one call as device addresses: another library's memory, or a peer's.
 ///
@@ -170,6 +170,15 @@ impl RawOperands {
         }
     }
 
+    /// Those of the columns of A · B from this one on: of B.
+    pub(crate) fn columns_from(&self, problem: &Problem, first: u32) -> Self {
+        let pitch = if problem.b_layout() == BLayout::Nk { problem.ldb() } else { 1 };
+        let bytes = u64::from(pitch) * u64::from(problem.elements().b.size());
+        let by_columns = problem.scaling() == Scaling::Rows;
+        let scale_b = if by_columns { self.scale_b + 4 * u64::from(first) } else { self.scale_b };
+        RawOperands { b: self.b + u64::from(first) * bytes, scale_b, ..*self }
+    }
+
     /// Whether the operands are those that were planned, and where a kernel can reach them: the rows and the
     /// addresses to hand over.
     pub(crate) fn check(
@@ -273,6 +282,21 @@ mod tests {
         let part = whole.rows_from(&problem, [30, 40]);
         assert_eq!((part.a, part.b), (1600 + 30 * 80 * 2, 16));
         assert_eq!((part.d, part.c), (3200 + 40 * 56 * 2, 6400 + 40 * 56 * 2));
+    }
+
+    #[test]
+    fn columns_of_a_rank_start_where_they_lie() {
+        let problem = Problem::builder(10, 96, 64).elements(E4m3, E4m3, Bf16).ranks(2);
+        let problem = problem.scatter_columns(true).scaling(Scaling::Rows);
+        let of = |layout, ldb| problem.clone().b_layout(layout).ldb(ldb).build().unwrap();
+        let whole = RawOperands::new(16, 1600, 3200).bias(4800).scales(6400, 8000);
+        let part = whole.columns_from(&of(BLayout::Nk, 80), 48);
+        assert_eq!((part.b, part.scale_b), (1600 + 48 * 80, 8000 + 48 * 4));
+        assert_eq!((part.a, part.d, part.bias, part.scale_a), (16, 3200, 4800, 6400));
+        assert_eq!(whole.columns_from(&of(BLayout::Kn, 112), 48).b, 1600 + 48);
+        let bf16 = Problem::builder(10, 96, 64).build().unwrap();
+        let part = whole.columns_from(&bf16, 48);
+        assert_eq!((part.b, part.scale_b), (1600 + 48 * 64 * 2, 8000));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Case {
     pub gated: bool,
     /// In a reduce-scatter; M is theirs together.
     pub batches: u64,
+    /// In a reduce-scatter: N is all ranks' columns together, and M the rows of each.
+    pub scatter_columns: bool,
     pub options: GemmOptions,
     pub alpha: f32,
     pub beta: f32,
@@ -50,6 +52,7 @@ impl Case {
             scaling: Scaling::None,
             gated: false,
             batches: 1,
+            scatter_columns: false,
             options,
             alpha: 1.0,
             beta: 0.0,
@@ -87,12 +90,12 @@ impl Case {
     }
 
     pub fn problem(&self) -> Problem {
-        self.builder().build().unwrap()
+        self.builder(1).build().unwrap()
     }
 
     /// The problem whose rows, of one batch, are spread over so many ranks.
     pub fn sharded(&self, rows: &[u32]) -> Problem {
-        self.builder().shards(rows).build().unwrap()
+        self.builder(rows.len() as u64).shards(rows).build().unwrap()
     }
 
     /// How the kernel's sums come about, which the bound of the reference depends on.
@@ -104,7 +107,7 @@ impl Case {
         }
     }
 
-    fn builder(&self) -> ProblemBuilder {
+    fn builder(&self, ranks: u64) -> ProblemBuilder {
         let [m, n, k] = self.size;
         let types = ElementTypes { d: self.d, ..self.kernel.elements };
         let pitch = |row: u64, pad: u64, element: ElementType| {
@@ -112,15 +115,21 @@ impl Case {
             row.next_multiple_of(unit) + pad * unit
         };
         let b_row = if self.kernel.b_layout == BLayout::Nk { k } else { n };
+        let d_row = match (self.gated, self.scatter_columns) {
+            (true, _) => n / 2,
+            (_, true) => n / ranks,
+            _ => n,
+        };
         Problem::builder(m, n, k)
             .elements(types.a, types.b, types.d)
             .b_layout(self.kernel.b_layout)
             .lda(pitch(k, self.pads[0], types.a))
             .ldb(pitch(b_row, self.pads[1], types.b))
-            .ldd(pitch(if self.gated { n / 2 } else { n }, self.pads[2], types.d))
+            .ldd(pitch(d_row, self.pads[2], types.d))
             .scaling(self.scaling)
             .gated(self.gated)
             .batches(self.batches)
+            .scatter_columns(self.scatter_columns)
     }
 
     /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the

@@ -29,14 +29,14 @@ impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
     /// C has `d_rows` rows.
     pub fn random(case: &Case, problem: &Problem, d_rows: u32, random: &mut Random) -> Self {
         let (b_rows, b_columns) = problem.b_extent();
-        let (m, n, ldd) = (problem.m(), problem.n(), problem.ldd());
+        let (m, n, ldd) = (problem.rows_of_a(), problem.n(), problem.ldd());
         Inputs {
             a: random_rows(random, m, problem.k(), problem.lda()),
             b: random_rows(random, b_rows, b_columns, problem.ldb()),
             c: case.options.c.then(|| random_rows(random, d_rows, n, ldd)),
             bias: case.options.bias.then(|| random_rows(random, 1, n, n)),
             a_scales: scales(problem.scaling(), m, random),
-            b_scales: scales(problem.scaling(), n, random),
+            b_scales: scales(problem.scaling(), problem.columns_of_b(), random),
         }
     }
 
