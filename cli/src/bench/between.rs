@@ -2,14 +2,14 @@
 //! with them: the arguments, and the start of one rank.
 //!
 //! On GPUs every rank is a process with the same arguments, started by a launcher. Invariant: in reductions sums travel in bf16
-//! and D is bf16 for all contenders alike, so that all move the same bytes.
+//! for all contenders alike, and D is bf16 ([`shapes`](super::shapes)), so that all move the same bytes.
 
 use overlap_gemm::ElementType;
 use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::{Case, Shape};
 use super::common::Common;
-use super::sets::{MLPS, USUAL};
+use super::sets::{MLPS, USUAL, turned};
 use super::wanted::{Contender, Launch};
 use crate::exit::Failure;
 use crate::output::Output;
@@ -60,13 +60,11 @@ pub struct OnGpus<'a> {
 impl Between {
     /// Runs the bench of an operation as one rank, and shows it on rank 0.
     pub fn run(&self, operation: Operation) -> Result<(), Failure> {
-        let turned = USUAL.map(|Shape { m, n, k }| Shape { m, n: k, k: n });
-        match operation {
-            Operation::AllGatherGemm => {
-                self.run_of(operation, false, &Contender::OF_GATHERS, &USUAL)
-            }
-            _ => self.run_of(operation, false, &Contender::OF_REDUCTIONS, &turned),
-        }
+        let all = match operation {
+            Operation::AllGatherGemm => &Contender::OF_GATHERS[..],
+            _ => &Contender::OF_REDUCTIONS,
+        };
+        self.run_of(operation, false, all, &turned(operation, &USUAL))
     }
 
     /// The same of an MLP.
@@ -96,13 +94,6 @@ impl Between {
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
         let mut all = all.to_vec();
         let cases = self.common.cases(usual, operation, ranks, BLayout::Nk)?;
-        let is_odd = |case: &&Case| case.problem.elements().d != ElementType::Bf16;
-        if let Some(case) = cases.iter().find(is_odd).filter(|_| operation.reduces()) {
-            return Err(Failure::Usage(format!(
-                "--types: {case} has D in {}, but sums travel in bf16 here, and D is bf16: give f16xf16:bf16, bf16 or e4m3",
-                case.problem.elements().d
-            )));
-        }
         let fits = |case: &Case| case.problem.check_fused_sums(ElementType::Bf16).is_ok();
         if operation.reduces() && !cases.iter().all(fits) {
             all.retain(|who| *who != Contender::Fused);

@@ -98,6 +98,13 @@ pub const MLPS: [Shape; 8] = [
 pub const SMALL: [Shape; 4] =
     [shape(256, 512, 1024), shape(512, 512, 1024), shape(1024, 512, 1024), shape(2048, 512, 1024)];
 
+/// The shapes of a gather as that operation has them: a reduction multiplies what such a gather leaves, so N and K are exchanged.
+pub fn turned(operation: Operation, shapes: &[Shape]) -> Vec<Shape> {
+    let turn =
+        |&Shape { m, n, k }| if operation.reduces() { shape(m, k, n) } else { shape(m, n, k) };
+    shapes.iter().map(turn).collect()
+}
+
 impl LayerSet {
     /// The product of each of that many ranks; M from the list, or as usual for the set if it is empty.
     pub fn shapes(
@@ -108,10 +115,7 @@ impl LayerSet {
     ) -> Result<Vec<Shape>, Failure> {
         let reduces = operation.reduces();
         let (models, usual): (&[Model], _) = match self {
-            LayerSet::Headline if m.is_empty() => {
-                let turned = HEADLINE.map(|Shape { m, n, k }| shape(m, k, n));
-                return Ok(if reduces { turned } else { HEADLINE }.to_vec());
-            }
+            LayerSet::Headline if m.is_empty() => return Ok(turned(operation, &HEADLINE)),
             LayerSet::Headline => {
                 let why = "the set 'headline' has its own M: leave out --m, or give --shapes";
                 return Err(Failure::Usage(why.into()));

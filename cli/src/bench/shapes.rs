@@ -1,10 +1,12 @@
 //! The arguments that say which problems are measured: by shape, by name, or drawn at random, so that nothing can be tuned to a
 //! list of them.
 //!
-//! Invariant: nothing is measured twice; the same arguments and seed draw the same problems on every machine.
+//! Invariant: nothing is measured twice; the same arguments and seed draw the same problems on every machine; in reductions D is
+//! bf16, in which sums travel.
 
 use std::collections::BTreeSet;
 
+use overlap_gemm::ElementType;
 use overlap_gemm::plan::{BLayout, ElementTypes, Operation, Scaling};
 use overlap_gemm::random::Random;
 
@@ -81,6 +83,13 @@ impl ShapeArgs {
             shapes = usual.to_vec();
         }
         let mut cases = Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?;
+        let is_odd = |case: &&Case| case.problem.elements().d != ElementType::Bf16;
+        if let Some(case) = cases.iter().find(is_odd).filter(|_| operation.reduces()) {
+            return Err(Failure::Usage(format!(
+                "--types: {case} has D in {}, but sums travel in bf16 here, and D is bf16: give f16xf16:bf16, bf16 or e4m3",
+                case.problem.elements().d
+            )));
+        }
         // Sets may have shapes in common, and lists may say a thing twice. A case's name says all of it.
         let mut seen = BTreeSet::new();
         cases.retain(|case| seen.insert(case.to_string()));
