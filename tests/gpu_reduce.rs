@@ -34,6 +34,8 @@ mod schedule_mutants;
 mod shared_workspace;
 #[path = "gpu_reduce/slices.rs"]
 mod slices;
+#[path = "gpu_reduce/tuned.rs"]
+mod tuned;
 #[path = "gpu_reduce/who_shares.rs"]
 mod who_shares;
 #[path = "gpu_reduce/work.rs"]

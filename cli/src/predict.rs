@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
-use overlap_gemm::kernels::{Kernel, all_kernels};
+use overlap_gemm::kernels::all_kernels;
 use overlap_gemm::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 use overlap_gemm::tune::{Anything, Asked, Multiplying, Tuning};
@@ -201,8 +201,9 @@ impl Case {
 
 /// The library's choice by its model alone, which knows the SMs and assumes an H200's link.
 fn auto(machine: &Machine, problem: &Problem) -> Option<Setup> {
-    let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, problem };
-    Tuning::none().look_up(&asked, &Anything)?.setup()
+    let (operation, partials) = (Operation::AllGatherGemm, Partials::Bf16);
+    let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, operation, problem, partials };
+    Tuning::none().look_up(&asked, &Anything)?.setup(operation)
 }
 
 /// The same of a reduction.
@@ -212,9 +213,7 @@ fn fastest(machine: &Machine, problem: &Problem, setups: &[Setup]) -> Option<Set
 }
 
 fn multiplying(setup: &Setup) -> Multiplying {
-    let Setup { kernel, swizzle, splits, .. } = setup.clone();
-    let Kernel { name, tile, cluster, .. } = kernel;
-    Multiplying { kernel: name, tile, cluster, swizzle, splits }
+    Multiplying::of(&setup.kernel, setup.swizzle, setup.splits)
 }
 
 impl Prediction {

@@ -13,7 +13,7 @@ use binary::{command, outcome, refused, run};
 use folder::Folder;
 use overlap_gemm::ElementType;
 use overlap_gemm::plan::{
-    BLayout, ClusterShape, ElementTypes, Engine, Scaling, Strategy, TileShape, Way,
+    BLayout, ClusterShape, ElementTypes, Engine, Operation, Scaling, Strategy, TileShape, Way,
 };
 use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, record};
 use serde_json::Value;
@@ -25,6 +25,7 @@ const KERNEL: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 fn entry(m: u32, pieces: u32, us: f64) -> Entry {
     Entry {
         family: Family {
+            operation: Operation::AllGatherGemm,
             gpu: "NVIDIA H200".into(),
             ranks: 2,
             elements: ElementTypes::all(ElementType::Bf16),
@@ -36,13 +37,13 @@ fn entry(m: u32, pieces: u32, us: f64) -> Entry {
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
         way: Way { strategy: Strategy::Fused, engine: Engine::CopyEngines { streams: 1 }, pieces },
-        multiplying: Multiplying {
+        multiplying: Some(Multiplying {
             kernel: KERNEL.into(),
             tile: TileShape { m: 128, n: 128 },
             cluster: ClusterShape { m: 2, n: 1 },
             swizzle: 4,
             splits: 1,
-        },
+        }),
         us: Times { graph: Some(us), plain: None },
     }
 }
@@ -60,6 +61,8 @@ fn tune_refuses_what_makes_no_sense() {
     refused("--show --ranks 7 --set gpt3", &["7 ranks"]);
     refused("--ranks 2", &["--show"]);
     refused("--show --ranks 0", &["--ranks"]);
+    refused("reduce-scatter", &["reduce-scatter", "gemm-reduce-scatter", "gemm-all-reduce"]);
+    refused("gemm-all-reduce --types f16 --output x.json", &["--types", "sums travel in bf16"]);
 }
 
 #[test]
@@ -130,6 +133,36 @@ fn show_says_tuned_nearest_or_modelled() {
 }
 
 #[test]
+fn show_has_reductions_with_entries_of_their_own() {
+    let folder = Folder::new("show-reductions");
+    let file = folder.path("table.json");
+    let mut reduced = entry(4096, 1, 300.0);
+    reduced.family.operation = Operation::GemmReduceScatter;
+    (reduced.shape.n, reduced.shape.k) = (8192, 3584);
+    record(file.as_ref(), &[reduced, entry(4096, 2, 400.0)]).unwrap();
+    let shown = |operation: &str, shapes: &str| {
+        let (code, stdout, stderr) = show(&file, &[operation, "--shapes", shapes]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        stdout
+    };
+    let turned = "4096x8192x3584,4400x8192x3584,64x8192x3584";
+    let text = shown("gemm-reduce-scatter", turned);
+    for words in [
+        "GEMM + reduce-scatter on NVIDIA H200\n",
+        "tuned: measured for this problem, 300.0 µs in graphs\n  fused, copy engines on one stream, 1 piece\n  bf16_",
+        "nearest: measured for 4096×8192×3584, 300.0 µs in graphs\n",
+        // Few rows: by a kernel, and what the other ways are predicted to take.
+        "; pipelined, copy engines on one stream, 1 piece: ",
+        "\n  sequential, a kernel of 64 blocks, 1 piece\n",
+    ] {
+        assert!(text.contains(words), "'{words}' is not in {text}");
+    }
+    assert!(!shown("gemm-all-reduce", turned).contains("measured"));
+    assert!(!shown("all-gather-gemm", turned).contains("measured"));
+    assert!(shown("all-gather-gemm", "4096x3584x8192").contains("tuned: measured"));
+}
+
+#[test]
 fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
     let folder = Folder::new("bad");
     let file = folder.path("table.json");
@@ -137,8 +170,12 @@ fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
         ("{\"format\"", "damaged"),
         ("{\"some\": \"thing\"}", "no table of this program"),
         (
-            "{\"format\":\"overlap-gemm tuning\",\"version\":4,\"new\":[]}",
-            "version 4, and this program reads 3",
+            "{\"format\":\"overlap-gemm tuning\",\"version\":5,\"new\":[]}",
+            "version 5, and this program reads 4",
+        ),
+        (
+            "{\"format\":\"overlap-gemm tuning\",\"version\":3,\"entries\":[]}",
+            "version 3, and this program reads 4: use the program that wrote it, or move it away",
         ),
     ] {
         fs::write(&file, text).unwrap();

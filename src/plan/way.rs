@@ -76,7 +76,7 @@ pub enum Operation {
 
 impl Operation {
     /// An error if this engine cannot carry out this operation by this strategy.
-    pub(super) fn check(self, strategy: Strategy, engine: Engine) -> Result<()> {
+    pub(crate) fn check(self, strategy: Strategy, engine: Engine) -> Result<()> {
         let strategy = self.strategy(strategy);
         let adds_up_all = matches!(engine, Engine::Kernel { .. } | Engine::Nccl);
         if !self.reduces() || !adds_up_all || strategy == Strategy::Sequential {

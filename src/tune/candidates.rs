@@ -1,14 +1,15 @@
 //! The candidates for a problem: ways to carry the operation out, kernels, and the predicted time of a step.
 //!
-//! Invariant: equal problems have equal candidates everywhere; the first of a list is the default.
+//! What belongs here: the ways of a gather (`predict` has those of reductions), and the kernels for every way. Invariant: equal
+//! problems have equal candidates everywhere; the first of a list is the default.
 
 use super::asked::{Anything, Asked, Fits};
 use super::entry::Multiplying;
-use crate::kernels::{Kernel, choices, ranked, that_serve};
+use crate::kernels::{Choice, Kernel, choices, ranked, that_serve};
 use crate::plan::{Engine, Problem, SMALL_SHARD, Strategy, Way};
-use crate::predict::{Machine, estimate};
+use crate::predict::{self, Estimate, Machine, Setup, estimate};
 
-/// The ways that make sense for shards of this size, the default first.
+/// The ways of a gather that make sense for shards of this size, the default first.
 ///
 /// ```
 /// use overlap_gemm::plan::Problem;
@@ -85,29 +86,73 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
 pub struct Candidate {
     /// Strategy, engine and pieces.
     pub way: Way,
-    /// The kernel.
-    pub multiplying: Multiplying,
+    /// The kernel; `None`: the cost model chooses one for each product of a fused reduction, since some of them add sums.
+    pub multiplying: Option<Multiplying>,
     /// The predicted microseconds of a step.
     pub us: f64,
 }
 
-/// Every way that fits with every promising kernel; the rules' fused plan is the first fused one. Where no kernel
-/// fits, because the caller chooses it, each way has the kernel that the cost model would take.
+/// Every way that fits with every promising kernel. Of a reduction the first is the plan without a table, and the first of each way
+/// has the kernel that is chosen without one.
 pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
-    let Asked { problem, sms, .. } = *asked;
-    let machine = Machine::h200().with_sms(sms);
+    match asked.operation.reduces() {
+        true => of_reductions(asked, fits),
+        false => of_gathers(asked, fits),
+    }
+}
+
+/// The open ways of a reduction with the kernels that are chosen without a table, the way to take first.
+pub(super) fn usual_of_reductions(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
+    let all = predict::ranked(&asked.machine(), asked.problem, fits.sums(asked));
+    let candidate = |(setup, estimate): (Setup, Estimate)| {
+        let Setup { operation, way, ref kernel, swizzle, splits, .. } = setup;
+        let multiplying = Multiplying::of(kernel, swizzle, splits);
+        let adds_up = operation.products_add_up(way.strategy, way.engine);
+        Candidate { way, multiplying: (!adds_up).then_some(multiplying), us: us_of(&estimate) }
+    };
+    all.into_iter().map(candidate).collect()
+}
+
+/// These, and their ways with other kernels.
+fn of_reductions(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
+    let Asked { problem, sms, operation, partials, .. } = *asked;
+    let (machine, usual) = (asked.machine(), usual_of_reductions(asked, fits));
+    let mut all = usual.clone();
+    for Candidate { way, multiplying: own, .. } in usual {
+        let sums = problem.of_sums(problem.n(), partials.element());
+        let Ok(part) = sums.and_then(|sums| way.part_of_sums(&sums)) else { continue };
+        let adds_up = operation.products_add_up(way.strategy, way.engine);
+        let kernels = fits.kernels().iter().filter(|kernel| kernel.adds_others || !adds_up);
+        let kernels: Vec<Kernel> = kernels.cloned().collect();
+        let may = |one: &Multiplying| fits.multiplying(&way, one) && own.as_ref() != Some(one);
+        for one in kernels_for(&part, &part, &kernels, sms, &may) {
+            let kernel = kernels.iter().find(|kernel| kernel.name == one.kernel);
+            let setup = kernel.map(|kernel| one.setup(operation, way, kernel.clone()));
+            if let Some(us) = setup.and_then(|setup| predicted_us(&machine, problem, &setup)) {
+                all.push(Candidate { way, multiplying: Some(one), us });
+            }
+        }
+    }
+    all
+}
+
+/// Every way of a gather with every promising kernel; the rules' fused plan is the first fused one. Where no kernel
+/// fits, because the caller chooses it, each way has the kernel that the cost model would take.
+fn of_gathers(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
+    let Asked { problem, sms, operation, .. } = *asked;
+    let machine = asked.machine();
     let mut ways = ways(problem);
     ways.retain(|way| fits.way(way));
     let mut all = Vec::new();
     for strategy in Strategy::ALL {
         let Ok(part) = strategy.part_of(problem) else { continue };
+        let Some(first) = ways.iter().find(|way| way.strategy == strategy) else { continue };
         let list = |may: &dyn Fits, measure: &Problem, sms| {
-            let may = |one: &Multiplying| may.multiplying(strategy, one);
+            let may = |one: &Multiplying| may.multiplying(first, one);
             kernels_for(&part, measure, fits.kernels(), sms, &may)
         };
         // What the first of the ways would take comes first.
-        let first = ways.iter().find(|way| way.strategy == strategy);
-        let left = first.map_or(sms, |way| way.sms_of_product(problem, sms));
+        let left = first.sms_of_product(problem, sms);
         let mut usual = list(fits, &part, left);
         let is_open = !usual.is_empty();
         if !is_open {
@@ -138,10 +183,9 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
             }
             for multiplying in kernels {
                 let kernel = fits.kernels().iter().find(|kernel| kernel.name == multiplying.kernel);
-                let predicted =
-                    |kernel| predicted_us(&machine, problem, kernel, *way, &multiplying);
-                if let Some(us) = kernel.and_then(predicted) {
-                    all.push(Candidate { way: *way, multiplying, us });
+                let setup = kernel.map(|kernel| multiplying.setup(operation, *way, kernel.clone()));
+                if let Some(us) = setup.and_then(|setup| predicted_us(&machine, problem, &setup)) {
+                    all.push(Candidate { way: *way, multiplying: Some(multiplying), us });
                 }
             }
         }
@@ -164,14 +208,16 @@ fn kernels_for(
     const SLICINGS: usize = 2;
     let serves = |kernel: &Kernel| kernel.computes(part);
     let mut open = choices(kernels, part, that_serve(kernels, sms, serves));
-    open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
+    let of =
+        |Choice { kernel, swizzle, splits }| Multiplying::of(&kernels[kernel], swizzle, splits);
+    open.retain(|choice| may(&of(*choice)));
     let mut least = None;
     let mut all: Vec<Multiplying> = Vec::new();
     for (choice, cost) in ranked(kernels, measure, open, sms) {
         if all.len() == MOST || cost > SLOWER * *least.get_or_insert(cost) {
             break;
         }
-        let one = Multiplying::of(&kernels[choice.kernel], choice);
+        let one = of(choice);
         let same = all.iter().filter(|other| other.kernel == one.kernel).count();
         if same < SLICINGS {
             all.push(one);
@@ -181,16 +227,13 @@ fn kernels_for(
 }
 
 /// The predicted microseconds of a step; `None`: this plan is not possible.
-fn predicted_us(
-    machine: &Machine,
-    problem: &Problem,
-    kernel: &Kernel,
-    way: Way,
-    multiplying: &Multiplying,
-) -> Option<f64> {
-    let setup = multiplying.setup(way, kernel.clone());
-    let estimate = estimate(machine, &setup.plan(problem).ok()?, &setup).ok()?;
-    Some(1e6 * estimate.total.as_secs_f64()).filter(|us| *us > 0.0)
+fn predicted_us(machine: &Machine, problem: &Problem, setup: &Setup) -> Option<f64> {
+    let estimate = estimate(machine, &setup.plan(problem).ok()?, setup).ok()?;
+    Some(us_of(&estimate)).filter(|us| *us > 0.0)
+}
+
+fn us_of(estimate: &Estimate) -> f64 {
+    1e6 * estimate.total.as_secs_f64()
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! One measured problem: the problem, its fastest plan, and the plan's time.
 //!
 //! What belongs here: the plain values of the file, and their validation. Invariant: an [`Entry`] that
-//! [`Entry::check`] has passed names a kernel, can be planned, and has at least one time; all times are positive.
+//! [`Entry::check`] has passed is of an operation that is tuned, can be planned, and has at least one time; all times are
+//! positive. Its kernel is named, unless a fused reduction has several.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{Choice, Kernel};
+use crate::kernels::Kernel;
 use crate::plan::{
-    BLayout, ClusterShape, ElementTypes, Engine, Operation, Problem, Scaling, TileShape, Way,
+    BLayout, ClusterShape, ElementTypes, Engine, Operation, Problem, Scaling, TileShape, Tiling,
+    Way,
 };
 use crate::predict::Setup;
 
@@ -18,6 +20,8 @@ use crate::predict::Setup;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
+    /// All-gather + GEMM, or a reduction with a product, whose sums travel in bf16.
+    pub operation: Operation,
     /// The GPU of every rank, as the driver calls it.
     pub gpu: String,
     /// The number of ranks.
@@ -32,8 +36,9 @@ pub struct Family {
 
 impl Family {
     /// Of a problem on GPUs of that name.
-    pub fn of(problem: &Problem, gpu: &str) -> Family {
+    pub fn of(operation: Operation, problem: &Problem, gpu: &str) -> Family {
         Family {
+            operation,
             gpu: gpu.into(),
             ranks: problem.ranks(),
             elements: problem.elements(),
@@ -44,10 +49,10 @@ impl Family {
 }
 
 impl fmt::Display for Family {
-    /// `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
+    /// `all-gather + GEMM on 2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Family { gpu, ranks, elements, scaling, b_layout } = self;
-        write!(f, "{ranks} × {gpu}, {elements}{}", scaling.after_types())?;
+        let Family { operation, gpu, ranks, elements, scaling, b_layout } = self;
+        write!(f, "{operation} on {ranks} × {gpu}, {elements}{}", scaling.after_types())?;
         f.write_str(match b_layout {
             BLayout::Nk => "",
             BLayout::Kn => ", B k×n",
@@ -55,7 +60,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// The size of a problem: M of all ranks together, N of one.
+/// The size of a problem: M of all ranks together, N of one; in a reduction N is whole, and K one rank's.
 ///
 /// ```
 /// use overlap_gemm::tune::Shape;
@@ -112,18 +117,33 @@ pub struct Multiplying {
 
 impl Multiplying {
     /// That kernel, run that way.
-    pub fn of(kernel: &Kernel, choice: Choice) -> Multiplying {
+    pub fn of(kernel: &Kernel, swizzle: u32, splits: u32) -> Multiplying {
         let Kernel { name, tile, cluster, .. } = kernel;
-        let Choice { swizzle, splits, .. } = choice;
         Multiplying { kernel: name.clone(), tile: *tile, cluster: *cluster, swizzle, splits }
     }
 
-    /// The setup of an all-gather + GEMM that is carried out this way; `kernel` is the one of that name.
-    pub(super) fn setup(&self, way: Way, kernel: Kernel) -> Setup {
+    /// The setup of an operation that is carried out this way; `kernel` is the one of that name.
+    pub(super) fn setup(&self, operation: Operation, way: Way, kernel: Kernel) -> Setup {
         let Multiplying { swizzle, splits, .. } = *self;
-        let operation = Operation::AllGatherGemm;
         Setup { operation, way, kernel, swizzle, splits, sms: None }
     }
+}
+
+impl Multiplying {
+    /// An error if a value is invalid.
+    fn check(&self) -> Result<(), String> {
+        let Multiplying { ref kernel, tile, cluster, swizzle, splits } = *self;
+        if kernel.is_empty() {
+            return Err("a kernel has no name".into());
+        }
+        at_least_one("the number of splits", splits)?;
+        let tiling = Tiling { tile, cluster, swizzle };
+        tiling.check().map_err(|error| error.to_string())
+    }
+}
+
+fn at_least_one(what: &str, value: u32) -> Result<(), String> {
+    if value == 0 { Err(format!("{what} is 0")) } else { Ok(()) }
 }
 
 impl fmt::Display for Multiplying {
@@ -168,8 +188,9 @@ pub struct Entry {
     pub crate_version: String,
     /// Strategy, engine and pieces.
     pub way: Way,
-    /// The kernel.
-    pub multiplying: Multiplying,
+    /// The kernel; `None`: the cost model chooses one for each product of a fused reduction, since some of them add sums.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiplying: Option<Multiplying>,
     /// The times in each measured launch mode.
     pub us: Times,
 }
@@ -177,11 +198,11 @@ pub struct Entry {
 impl Entry {
     /// An error if a value is invalid.
     pub fn check(&self) -> Result<(), String> {
-        let at_least_one = |what: &str, value: u32| match value {
-            0 => Err(format!("{what} is 0")),
-            _ => Ok(()),
-        };
-        let Entry { family, shape, sms, .. } = self;
+        let Entry { family, shape, sms, way, .. } = self;
+        let operation = family.operation;
+        if operation != Operation::AllGatherGemm && (!operation.reduces() || operation.is_alone()) {
+            return Err(format!("the operation is {operation}, which is not tuned"));
+        }
         let numbers = [
             ("the number of ranks", family.ranks),
             ("m", shape.m),
@@ -191,18 +212,18 @@ impl Entry {
         ];
         numbers.iter().try_for_each(|(what, value)| at_least_one(what, *value))?;
         family.elements.check().map_err(|error| error.to_string())?;
-        let Multiplying { kernel, tile, cluster, swizzle, splits } = &self.multiplying;
-        if kernel.is_empty() {
-            return Err("a kernel has no name".into());
+        match &self.multiplying {
+            Some(multiplying) => multiplying.check()?,
+            None if operation.products_add_up(way.strategy, way.engine) => {}
+            None => return Err("it has no kernel".into()),
         }
-        at_least_one("the number of splits", *splits)?;
-        let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
-        tiling.check().map_err(|error| error.to_string())?;
-        at_least_one("the number of pieces", self.way.pieces)?;
-        self.way.check().map_err(|error| error.to_string())?;
-        if matches!(self.way.engine, Engine::Thread | Engine::Nccl) {
-            return Err(format!("rows travel by {}, which is not tuned", self.way.engine));
+        at_least_one("the number of pieces", way.pieces)?;
+        way.check().map_err(|error| error.to_string())?;
+        if matches!(way.engine, Engine::Thread | Engine::Nccl) {
+            let what = if operation.reduces() { "sums" } else { "rows" };
+            return Err(format!("{what} travel by {}, which is not tuned", way.engine));
         }
+        operation.check(way.strategy, way.engine).map_err(|error| error.to_string())?;
         if self.us == Times::default() {
             return Err("it has no time".into());
         }
@@ -217,8 +238,9 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::entry;
+    use super::super::made_up::{entry, multiplying};
     use super::*;
+    use crate::plan::Strategy;
 
     #[test]
     fn what_cannot_be_is_found() {
@@ -233,10 +255,14 @@ mod tests {
         broken(&|entry| entry.shape.k = 0, "k is 0");
         broken(&|entry| entry.family.ranks = 0, "ranks is 0");
         broken(&|entry| entry.way.pieces = 0, "pieces is 0");
-        broken(&|entry| entry.multiplying.splits = 0, "splits is 0");
-        broken(&|entry| entry.multiplying.swizzle = 0, "the swizzle is 0");
-        broken(&|entry| entry.multiplying.tile.m = 0, "tile's rows is 0");
-        broken(&|entry| entry.multiplying.kernel.clear(), "no name");
+        let kernel = |change: fn(&mut Multiplying)| {
+            move |entry: &mut Entry| entry.multiplying.iter_mut().for_each(change)
+        };
+        broken(&kernel(|one| one.splits = 0), "splits is 0");
+        broken(&kernel(|one| one.swizzle = 0), "the swizzle is 0");
+        broken(&kernel(|one| one.tile.m = 0), "tile's rows is 0");
+        broken(&kernel(|one| one.kernel.clear()), "no name");
+        broken(&|entry| entry.multiplying = None, "it has no kernel");
         broken(&|entry| entry.us.graph = None, "no time");
         for us in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e200, 5e-324, 9e-4, 1.1e12] {
             let words = "µs, but must be between 0.001 and 1000000000000";
@@ -250,6 +276,33 @@ mod tests {
         );
         broken(&engine(Engine::Kernel { blocks: 129 }), "between 1 and 128");
         broken(&engine(Engine::Thread), "a thread, which is not tuned");
+    }
+
+    #[test]
+    fn reductions_have_ways_of_their_own() {
+        let mut entry = entry([64, 128, 256], "a", 1, 10.0);
+        entry.family.operation = Operation::GemmAllReduce;
+        assert_eq!(entry.check(), Ok(()));
+        let refused = |entry: &Entry, words: &str| {
+            let why = entry.check().unwrap_err();
+            assert!(why.contains(words), "{why}");
+        };
+        let with = |strategy, engine, multiplying: Option<Multiplying>| {
+            let way = Way { strategy, engine, pieces: 1 };
+            Entry { way, multiplying, ..entry.clone() }
+        };
+        let (copies, named) = (Engine::CopyEngines { streams: 1 }, || Some(multiplying("a", 8, 8)));
+        // The products of a fused step have several kernels.
+        assert_eq!(with(Strategy::Fused, copies, None).check(), Ok(()));
+        refused(&with(Strategy::Pipelined, copies, None), "it has no kernel");
+        let by_kernel = |strategy| with(strategy, Engine::EXCHANGING, named());
+        assert_eq!(by_kernel(Strategy::Sequential).check(), Ok(()));
+        refused(&by_kernel(Strategy::Fused), "Strategy::Sequential");
+        refused(&with(Strategy::Sequential, Engine::Nccl, named()), "sums travel by NCCL");
+        for operation in [Operation::AllReduce, Operation::ReduceScatter, Operation::Gemm] {
+            entry.family.operation = operation;
+            refused(&entry, &format!("the operation is {operation}, which is not tuned"));
+        }
     }
 
     #[test]

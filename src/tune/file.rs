@@ -5,9 +5,9 @@
 //! contents or all of the new.
 //!
 //! ```text
-//! {"format": "overlap-gemm tuning", "version": 3, "entries": [
-//! {"family": {"gpu": …, "ranks": …, "elements": …, "scaling": …, "b_layout": …}, "shape": {"m": …, "n": …, "k": …},
-//!  "sms": …, "driver": …, "crate_version": …, "way": …, "multiplying": …, "us": {"graph": …, "plain": …}},
+//! {"format": "overlap-gemm tuning", "version": 4, "entries": [
+//! {"family": {"operation": …, "gpu": …, "ranks": …, "elements": …, "scaling": …, "b_layout": …},
+//!  "shape": {"m": …, "n": …, "k": …}, "sms": …, "driver": …, "crate_version": …, "way": …, "multiplying": …, "us": {"graph": …, "plain": …}},
 //! …
 //! ]}
 //! ```
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// The name of the format, in every file.
 const FORMAT: &str = "overlap-gemm tuning";
 /// The version of the file that is written, and the only one that is read.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// The environment variable with the file for plans; `none`: no table at all.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
 
@@ -59,7 +59,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
 
 /// An entry's problem, for people.
 fn named(entry: &Entry) -> String {
-    format!("{} on {}", entry.shape, entry.family)
+    format!("{} of {}", entry.shape, entry.family)
 }
 
 /// The file's text.
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::element::ElementType;
     use crate::plan::{ElementTypes, Scaling};
-    use crate::plan::{Engine, Strategy as Order, Way};
+    use crate::plan::{Engine, Operation, Strategy as Order, Way};
 
     /// A folder of its own, gone with the test.
     struct Folder(PathBuf);
@@ -191,16 +191,21 @@ mod tests {
         let kernel = ("[a-z0-9_ \"\\\\é]{1,20}", 1u32..9, 1u32..9, 8u32..300, 8u32..300);
         let shape = (1u32..100_000, 1u32..100_000, 1u32..100_000);
         let how = (strategy, engine, 1u32..64, kernel, time(), prop::option::of(time()));
-        (shape, how, any::<bool>()).prop_map(|((m, n, k), how, fp8)| {
+        let operation =
+            prop::sample::select(&[Operation::AllGatherGemm, Operation::GemmAllReduce][..]);
+        (shape, how, operation, any::<bool>()).prop_map(|((m, n, k), how, operation, fp8)| {
             let (strategy, engine, pieces, (name, swizzle, splits, rows, columns), graph, plain) =
                 how;
             let multiplying = multiplying(&name, rows, columns);
             let mut entry = Entry {
                 way: Way { strategy, engine, pieces },
-                multiplying: Multiplying { swizzle, splits, ..multiplying },
+                multiplying: Some(Multiplying { swizzle, splits, ..multiplying }),
                 us: Times { graph: Some(graph), plain },
                 ..entry([m, n, k], "", 1, 1.0)
             };
+            if operation.check(strategy, engine).is_ok() {
+                entry.family.operation = operation;
+            }
             if fp8 {
                 let a = ElementType::E4m3;
                 entry.family.elements = ElementTypes { a, b: a, d: ElementType::Bf16 };
@@ -252,10 +257,15 @@ mod tests {
         };
         refused("overlap-gemm tuning", "somebody else's", "no table of this program");
         refused("\"format\":\"overlap-gemm tuning\",", "", "no table of this program");
-        refused(":3", ":4", "version 4, and this program reads 3: use the program that wrote it");
-        refused(":3", ":0", "version 0, and this program reads 3");
-        refused("\"version\":3,", "", "version null, and this program reads 3");
-        let words = "(64×128×256 on 2 × NVIDIA H200, bf16 × bf16 → bf16: a time is -10 µs";
+        // Version 3 has no operations.
+        refused(":4", ":3", "version 3, and this program reads 4: use the program that wrote it");
+        refused(":4", ":5", "version 5, and this program reads 4: use the program that wrote it");
+        refused(":4", ":0", "version 0, and this program reads 4");
+        refused("\"version\":4,", "", "version null, and this program reads 4");
+        refused("\"operation\":\"all-gather-gemm\",", "", "missing field `operation`");
+        refused("all-gather-gemm", "all-gather", "the operation is all-gather, which is not tuned");
+        refused("all-gather-gemm", "gemm-all-scatter", "gemm-all-scatter");
+        let words = "(64×128×256 of all-gather + GEMM on 2 × NVIDIA H200, bf16 × bf16 → bf16: a time is -10 µs";
         refused("\"graph\":10.0", "\"graph\":-10.0", words);
         refused("\"graph\":10.0", "\"graph\":1e999", "damaged");
         refused("\"graph\":10.0", "\"graph\":10.0,\"else\":1", "unknown field");
@@ -292,7 +302,11 @@ mod tests {
         record(&path, std::slice::from_ref(&other)).unwrap();
         let again = entry([64, 128, 256], "c", 2, 9.0);
         record(&path, std::slice::from_ref(&again)).unwrap();
-        assert_eq!(read(&path).unwrap(), [other, again]);
+        // The same sizes of another operation are another problem.
+        let mut reduced = again.clone();
+        reduced.family.operation = Operation::GemmReduceScatter;
+        record(&path, std::slice::from_ref(&reduced)).unwrap();
+        assert_eq!(read(&path).unwrap(), [other, again, reduced]);
         let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
         assert_eq!(left.len(), 1, "{left:?}");
     }
@@ -306,7 +320,12 @@ mod tests {
             let new = [entry([8, 8, 8], "b", 1, 5.0), entry([64, 64, 64], "b", 1, us)];
             let why = record(&path, &new).unwrap_err().to_string();
             assert!(why.contains(words) && why.contains("table.json"), "{why}");
-            assert!(why.contains("64×64×64 on 2 × NVIDIA H200, bf16 × bf16 → bf16"), "{why}");
+            assert!(
+                why.contains(
+                    "64×64×64 of all-gather + GEMM on 2 × NVIDIA H200, bf16 × bf16 → bf16"
+                ),
+                "{why}"
+            );
             assert_eq!(read(&path).unwrap(), one());
         };
         refused(f64::NAN, "a time is NaN µs");

@@ -7,13 +7,17 @@ use super::super::made_up::{entry, of_kernel, problem, way};
 use super::{Strategy, *};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
-use crate::predict::{Machine, Setup, estimate};
+use crate::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 
 const PINGPONG: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 const COOPERATIVE: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
 
 fn ask(entries: &[Entry], problem: &Problem, fits: &dyn Fits) -> Option<Answer> {
-    look_up(entries, &Asked { gpu: "NVIDIA H200", sms: 132, problem }, fits)
+    look_up(entries, &asked_of(Operation::AllGatherGemm, problem), fits)
+}
+
+fn asked_of(operation: Operation, problem: &Problem) -> Asked<'_> {
+    Asked { gpu: "NVIDIA H200", sms: 132, operation, problem, partials: Partials::Bf16 }
 }
 
 /// All but what is said not to fit.
@@ -24,7 +28,7 @@ impl Fits for Without<'_> {
         !self.0.contains(way)
     }
 
-    fn multiplying(&self, _: Strategy, multiplying: &Multiplying) -> bool {
+    fn multiplying(&self, _: &Way, multiplying: &Multiplying) -> bool {
         !self.1.contains(&&*multiplying.kernel)
     }
 }
@@ -49,13 +53,13 @@ fn what_was_measured_is_taken_as_it_was() {
 fn other_kinds_of_problems_say_nothing() {
     let table = [entry([4096, 3584, 8192], PINGPONG, 1, 10.0)];
     let from = |problem: Problem, gpu: &str| {
-        let asked = Asked { gpu, sms: 132, problem: &problem };
+        let asked = Asked { gpu, ..asked_of(Operation::AllGatherGemm, &problem) };
         look_up(&table, &asked, &Anything).unwrap().source
     };
     let builder = |ranks: u64| Problem::builder(4096, 3584, 8192).ranks(ranks);
     let built =
         |builder: crate::plan::ProblemBuilder| from(builder.build().unwrap(), "NVIDIA H200");
-    let is_modelled = |source| matches!(source, Source::Modelled { us } if us > 100.0);
+    let is_modelled = |source| matches!(source, Source::Modelled { us, .. } if us > 100.0);
     assert!(matches!(built(builder(2)), Source::Tuned(_)));
     assert!(is_modelled(built(builder(4))) && is_modelled(built(builder(8))));
     assert!(is_modelled(from(builder(2).build().unwrap(), "NVIDIA H100 80GB HBM3")));
@@ -115,8 +119,8 @@ fn what_is_usual_is_modelled_unless_another_leads() {
             let found = ask(&[], &problem, &Anything).unwrap();
             assert!(found.to_string().starts_with("modelled: predicted to take "), "{found}");
             let rules = Setup::usual(&Machine::h200(), &problem, Strategy::Fused).unwrap();
-            let is_usual = found.setup().unwrap() == rules;
-            let Source::Modelled { us } = found.source else { panic!("{found}") };
+            let is_usual = found.setup(Operation::AllGatherGemm).unwrap() == rules;
+            let Source::Modelled { us, .. } = found.source else { panic!("{found}") };
             let ruled = estimate(&Machine::h200(), &rules.plan(&problem).unwrap(), &rules);
             let ruled = 1e6 * ruled.unwrap().total.as_secs_f64();
             match is_usual {
@@ -135,13 +139,92 @@ fn what_is_usual_is_modelled_unless_another_leads() {
 fn where_kernels_are_not_the_table_s_to_choose_rows_still_travel() {
     struct NoKernel;
     impl Fits for NoKernel {
-        fn multiplying(&self, _: Strategy, _: &Multiplying) -> bool {
+        fn multiplying(&self, _: &Way, _: &Multiplying) -> bool {
             false
         }
     }
     let found = ask(&[], &problem(4096, 3584, 8192), &NoKernel).unwrap();
     assert_eq!((found.way.strategy, found.multiplying.as_ref()), (Strategy::Fused, None));
     assert!(found.to_string().ends_with("; the kernel by the cost model"), "{found}");
+}
+
+#[test]
+fn an_operation_has_entries_of_its_own() {
+    let gathered = entry([4096, 8192, 3584], PINGPONG, 2, 100.0);
+    let mut reduced = gathered.clone();
+    reduced.family.operation = Operation::GemmReduceScatter;
+    let problem = problem(4096, 8192, 3584);
+    let source = |table: &[Entry], operation| {
+        look_up(table, &asked_of(operation, &problem), &Anything).unwrap().source
+    };
+    let all = [Operation::AllGatherGemm, Operation::GemmReduceScatter, Operation::GemmAllReduce];
+    for (entry, own) in [(gathered, all[0]), (reduced.clone(), all[1])] {
+        for operation in all {
+            let is_tuned =
+                matches!(source(std::slice::from_ref(&entry), operation), Source::Tuned(_));
+            assert_eq!(is_tuned, operation == own, "{operation} by {own}");
+        }
+    }
+    // Sums of other sizes, and more products.
+    let is_modelled = |asked: &Asked<'_>| {
+        let found = look_up(std::slice::from_ref(&reduced), asked, &Anything).unwrap();
+        matches!(found.source, Source::Modelled { .. })
+    };
+    let asked = asked_of(all[1], &problem);
+    assert!(!is_modelled(&asked));
+    assert!(is_modelled(&Asked { partials: Partials::F32, ..asked }));
+    let batches = Problem::builder(4096, 8192, 3584).ranks(2).batches(4).build().unwrap();
+    assert!(is_modelled(&asked_of(all[1], &batches)));
+}
+
+/// Without an entry a reduction goes the way that `predict` ranks first, with the kernel that predictions are made with.
+#[test]
+fn a_reduction_is_modelled_by_its_ways_alone() {
+    let machine = Machine::h200();
+    for operation in [Operation::GemmReduceScatter, Operation::GemmAllReduce] {
+        for m in [64, 512, 1024, 4096, 8192] {
+            let problem = problem(m, 8192, 3584);
+            let setup = |way| {
+                let (kernels, sums) = (crate::kernels::all_kernels(), Partials::Bf16);
+                Setup::of_sums(kernels, &machine, &problem, operation, way, sums).unwrap()
+            };
+            let ways = ways_of_sums(&problem, operation, None);
+            let ranked = ranked(&machine, &problem, ways.into_iter().map(setup));
+            let asked = asked_of(operation, &problem);
+            let found = look_up(&[], &asked, &Anything).unwrap();
+            let Source::Modelled { others, .. } = &found.source else { panic!("{found}") };
+            let order: Vec<Way> =
+                [found.way].into_iter().chain(others.iter().map(|(way, _)| *way)).collect();
+            let expected: Vec<Way> = ranked.iter().map(|(setup, _)| setup.way).collect();
+            assert_eq!(order, expected);
+            // The products of a fused step have a kernel each.
+            let of = found.setup(operation);
+            match found.way.strategy {
+                Strategy::Fused => assert_eq!(of, None),
+                _ => assert_eq!(of.as_ref(), Some(&ranked[0].0)),
+            }
+
+            // What is measured begins with the same, and has other kernels for every way.
+            let all = candidates(&asked, &Anything);
+            let first: Vec<Way> = all.iter().take(order.len()).map(|one| one.way).collect();
+            assert_eq!(first, order);
+            for (nth, one) in all.iter().enumerate() {
+                let same = |other: &Candidate| {
+                    (other.way, &other.multiplying) == (one.way, &one.multiplying)
+                };
+                assert!(!all[..nth].iter().any(same), "{one:?} twice");
+                let adds = one.way.strategy != Strategy::Fused
+                    || one.multiplying.iter().all(|one| {
+                        Kernel::from_name(&one.kernel).is_some_and(|kernel| kernel.adds_others)
+                    });
+                assert!(adds, "{one:?}");
+            }
+            for way in &order {
+                let kernels = all.iter().filter(|one| one.way == *way).count();
+                assert!(kernels > 1, "{m} rows, {operation}: {way} has one kernel");
+            }
+        }
+    }
 }
 
 proptest! {

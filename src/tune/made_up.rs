@@ -4,11 +4,13 @@ use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::element::ElementType;
 use crate::kernels::Kernel;
 use crate::plan::{
-    BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, Strategy, TileShape, Way,
+    BLayout, ClusterShape, ElementTypes, Engine, Operation, Problem, Scaling, Strategy, TileShape,
+    Way,
 };
 
 pub fn family() -> Family {
     Family {
+        operation: Operation::AllGatherGemm,
         gpu: "NVIDIA H200".into(),
         ranks: 2,
         elements: ElementTypes::all(ElementType::Bf16),
@@ -40,10 +42,10 @@ pub fn entry([m, n, k]: [u32; 3], kernel: &str, pieces: u32, us: f64) -> Entry {
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
         way: way(1, pieces),
-        multiplying: match Kernel::from_name(kernel) {
+        multiplying: Some(match Kernel::from_name(kernel) {
             Some(_) => of_kernel(kernel),
             None => multiplying(kernel, 128, 128),
-        },
+        }),
         us: Times { graph: Some(us), plain: None },
     }
 }

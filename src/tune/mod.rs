@@ -1,4 +1,5 @@
-//! Tables of measured plans (feature `tune`): all-gather + GEMM on GPUs looks a problem up before it uses a prediction.
+//! Tables of measured plans (feature `tune`): all-gather + GEMM, GEMM + reduce-scatter and GEMM + all-reduce on GPUs look a problem
+//! up before they use a prediction.
 //!
 //! What belongs here: the table ([`Tuning`]) of the fastest measured plan of each problem ([`Entry`]), its file,
 //! and the look-up ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module uses the table.

@@ -15,11 +15,12 @@ use crate::error::Result;
 /// A table of measured plans, and notes of files that could not be read.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::plan::{Operation, Partials, Problem};
 /// use overlap_gemm::tune::{Anything, Asked, Tuning};
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let (operation, partials) = (Operation::AllGatherGemm, Partials::Bf16);
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, operation, problem: &problem, partials };
 /// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
 /// assert!(answer.to_string().starts_with("modelled"));
 /// # Ok::<(), overlap_gemm::Error>(())

@@ -7,7 +7,7 @@ use crate::gpu::case::Case;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions};
-use overlap_gemm::plan::{Engine, Problem, Strategy, Way};
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy, Way};
 use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, Tuning};
 use overlap_gemm::{Error, Result};
 
@@ -19,19 +19,13 @@ fn case() -> Case {
 fn table(problem: &Problem, rank: &Rank, way: Way) -> Tuning {
     let (kernel, info) = (case().kernel, rank.gpu.device.info());
     Tuning::of_entries(vec![Entry {
-        family: Family::of(problem, &info.name),
+        family: Family::of(Operation::AllGatherGemm, problem, &info.name),
         shape: Shape::of(problem),
         sms: info.sm_count,
         driver: "some driver".into(),
         crate_version: "0.1.0".into(),
         way,
-        multiplying: Multiplying {
-            kernel: kernel.name.clone(),
-            tile: kernel.tile,
-            cluster: kernel.cluster,
-            swizzle: 1,
-            splits: 1,
-        },
+        multiplying: Some(Multiplying::of(kernel, 1, 1)),
         us: Times { graph: Some(12.3), plain: None },
     }])
 }

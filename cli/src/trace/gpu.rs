@@ -13,11 +13,10 @@ use overlap_gemm::trace::Timeline;
 
 use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::{Adder, Check};
-use crate::bench::gpu::driver::{Block, Gpu};
+use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::contenders::{
-    Gathered, Place, Recorded, Reduced, Summing, bytes_of_total,
-};
+use crate::bench::gpu::ranks::checks::{room_for_totals, whose_inputs};
+use crate::bench::gpu::ranks::contenders::{Gathered, Place, Recorded, Reduced, Summing};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
 use crate::bench::gpu::ranks::exchange::{all_values, common_sets};
 use crate::bench::gpu::ranks::told;
@@ -50,16 +49,12 @@ fn one_step(
     group: &Arc<Group>,
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
-    let operation = args.operation.map(Operation::from).unwrap_or_default();
+    let (operation, rank) = (args.operation.map(Operation::from).unwrap_or_default(), group.rank());
     let mut pools = Pools::new(SEED);
-    // What is gathered is the same on all ranks, what is added up is each rank's own.
-    let whose = if operation.reduces() { group.rank() } else { 0 };
-    let inputs = pools.inputs(whose, gpu, problem, gpu.l2_bytes()?)?;
+    let inputs = pools.inputs(whose_inputs(operation, rank), gpu, problem, gpu.l2_bytes()?)?;
     let sets = common_sets(group, slice::from_ref(&inputs))?;
-    let own = operation.output_rows(problem, group.rank());
-    let rooms = if operation.reduces() { sets } else { 0 };
-    let totals = (0..rooms).map(|_| gpu.allocate(bytes_of_total(problem, &own)));
-    let totals = totals.collect::<Result<Vec<Block>, Error>>()?;
+    let totals = room_for_totals(gpu, operation, problem, rank, sets)?;
+    let own = operation.output_rows(problem, rank);
     let check = match operation.reduces() {
         true => Check::of_total(&pools, problem, own, sets, SEED),
         false => Check::new(&pools, problem, &inputs, sets, SEED),
@@ -90,7 +85,7 @@ fn one_step(
     let ranks = all_values(group, "the record of a step", &own)?;
     let chunks = step.planned().chunks();
     let timeline = Timeline::of_ranks(ranks, |chunk| chunks.rank_of(chunk));
-    if group.rank() != 0 {
+    if rank != 0 {
         return Ok(None);
     }
     Ok(Some(Shown {

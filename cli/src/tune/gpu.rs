@@ -1,20 +1,24 @@
 //! Measuring for a table, as one rank of several.
 //!
 //! What belongs here: the problems one after the other, and one heat of the [`search`]; the bench has the
-//! loops and the checks. Invariant: all ranks do the same in the same order. An event on one rank (a wrong result, a refusal,
-//! Ctrl-C) reaches all ranks before any rank acts on it. No candidate is timed with a wrong result on any rank.
+//! contenders, the loops and the checks. Invariant: all ranks do the same in the same order. An event on one rank (a wrong
+//! result, a refusal, Ctrl-C) reaches all ranks before any rank acts on it. No candidate is timed with a wrong result on any
+//! rank.
 
 use std::path::Path;
 use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::cuda::device::driver_name;
-use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, GemmOptions, kernels};
+use overlap_gemm::cuda::{
+    AllGatherGemm, CollectiveOptions, GemmAllReduce, GemmOptions, GemmReduceScatter, kernels,
+};
 use overlap_gemm::group::{Group, GroupOptions};
 use overlap_gemm::kernels::Kernel;
-use overlap_gemm::plan::{Engine, Problem};
+use overlap_gemm::plan::{Engine, Operation, Problem, Reduction};
 use overlap_gemm::tune::{
-    Asked, Entry, Family, Fits, Multiplying, Shape, Times, Tuning, candidates, record,
+    Asked, Candidate as Predicted, Entry, Family, Fits, Multiplying, Shape, Times, Tuning,
+    candidates, record,
 };
 use overlap_gemm::{Error, Result};
 
@@ -22,10 +26,10 @@ use super::SEED;
 use super::results::{Failed, Results, Tuned};
 use super::search::{self, Candidate, Heat, Tried, search};
 use crate::bench::cases::{Case, spread};
-use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
-use crate::bench::gpu::inputs::{Inputs, Pools};
-use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
+use crate::bench::gpu::inputs::Pools;
+use crate::bench::gpu::ranks::checks::{Checks, room_for_totals, whose_inputs};
+use crate::bench::gpu::ranks::contenders::{Place, Summing, plan_whole};
 use crate::bench::gpu::ranks::entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
 use crate::bench::gpu::ranks::exchange::common_sets;
 use crate::bench::gpu::ranks::loops::{GRAPH_STEPS, LIMIT};
@@ -46,6 +50,7 @@ const LAUNCHES: [Launch; 2] = [Launch::Graph, Launch::Plain];
 struct Tuner<'a> {
     gpu: &'a Gpu,
     group: Arc<Group>,
+    operation: Operation,
     watch: Watch,
     file: &'a Path,
     interrupt: Interrupt,
@@ -53,6 +58,7 @@ struct Tuner<'a> {
 
 /// Measures all problems as one rank; rank 0 keeps and shows what came out.
 pub fn run(
+    operation: Operation,
     cases: &[Case],
     file: &Path,
     output: Option<Output>,
@@ -60,7 +66,8 @@ pub fn run(
 ) -> Result<(), Failure> {
     // Ranks that share a GPU would find what is true of no machine: these options refuse that.
     let (group, gpu) = Gpu::join(&GroupOptions::default())?;
-    let tuner = Tuner { gpu: &gpu, group, watch: Watch::new(&gpu)?, file, interrupt };
+    let watch = Watch::new(&gpu)?;
+    let tuner = Tuner { gpu: &gpu, group, operation, watch, file, interrupt };
     let bar = output.as_ref().map(|output| progress::bar(cases.len() as u64, "problems", output));
     let mut results = Results {
         command: command(),
@@ -71,6 +78,7 @@ pub fn run(
             gpu.device.info().name,
             driver_name()?
         ),
+        operation,
         file: file.display().to_string(),
         measured: Vec::new(),
         failed: Vec::new(),
@@ -102,19 +110,22 @@ impl Tuner<'_> {
             record(self.file, &[])?;
         }
         let mut pools = Pools::new(SEED);
-        let l2_bytes = self.gpu.l2_bytes()?;
+        let Tuner { gpu, ref group, operation, .. } = *self;
+        let (rank, l2_bytes) = (group.rank(), gpu.l2_bytes()?);
         for case in cases {
-            let problem = spread(&case.problem, self.group.ranks())?;
-            let inputs = pools.inputs(0, self.gpu, &problem, l2_bytes)?;
+            let problem = spread(&case.problem, group.ranks())?;
+            let inputs = pools.inputs(whose_inputs(operation, rank), gpu, &problem, l2_bytes)?;
             // As the bench does: they take turns, and the last one's A is gathered.
-            let sets = common_sets(&self.group, slice::from_ref(&inputs))?;
-            let check = Check::new(&pools, &problem, &inputs, sets, SEED);
+            let sets = common_sets(group, slice::from_ref(&inputs))?;
+            let totals = room_for_totals(gpu, operation, &problem, rank, sets)?;
+            let checks = Checks::new(&pools, operation, &problem, &inputs, (rank, sets), SEED);
+            let set = checks.set();
+            let place = Place { gpu, group, problem: &problem, inputs: &inputs, set };
             let mut here = Here {
                 tuner: self,
-                case: case.to_string(),
-                problem: &problem,
-                inputs: &inputs,
-                check,
+                name: case.to_string(),
+                case: Summing { place, operation, totals: &totals },
+                checks,
                 sets,
                 failed: &mut results.failed,
             };
@@ -141,7 +152,7 @@ impl Tuner<'_> {
         let us = |us: f64| Some((us * 1e3).round() / 1e3);
         let info = self.gpu.device.info();
         Ok(Entry {
-            family: Family::of(problem, &info.name),
+            family: Family::of(self.operation, problem, &info.name),
             shape: Shape::of(problem),
             sms: info.sm_count,
             driver: driver_name()?,
@@ -163,10 +174,9 @@ impl Tuner<'_> {
 /// One problem on this rank.
 struct Here<'a> {
     tuner: &'a Tuner<'a>,
-    case: String,
-    problem: &'a Problem,
-    inputs: &'a Inputs,
-    check: Check<'a>,
+    name: String,
+    case: Summing<'a>,
+    checks: Checks<'a>,
     sets: usize,
     failed: &'a mut Vec<Failed>,
 }
@@ -183,11 +193,35 @@ impl Fits for Compiled {
 impl<'a> Here<'a> {
     /// The plan without a table, and each way with its best kernels, by prediction.
     fn candidates(&self) -> Result<Vec<Candidate>> {
-        let Tuner { gpu, group, .. } = self.tuner;
-        let products = [(self.problem.clone(), gemm_options())];
-        let (gather, none) = (CollectiveOptions::default(), Tuning::none());
-        let layer = AllGatherGemm::plan_tuned(group, &gpu.device, &products, &gather, &none)?;
-        let way = layer.way();
+        let Summing { place: Place { gpu, problem, .. }, operation, .. } = self.case;
+        let (info, partials) = (gpu.device.info(), Reduction::default().partials);
+        let asked = Asked { gpu: &info.name, sms: info.sm_count, operation, problem, partials };
+        let predicted = candidates(&asked, &Compiled(kernels()?));
+        Ok(search::candidates(self.untuned(&predicted)?, predicted))
+    }
+
+    /// The plan without a table.
+    fn untuned(&self, predicted: &[Predicted]) -> Result<Candidate> {
+        let Summing { place: Place { gpu, group, problem, .. }, operation, .. } = self.case;
+        let (products, device) = ([(problem.clone(), gemm_options())], &gpu.device);
+        let (options, sum) = (CollectiveOptions::default(), Reduction::default());
+        let none = &Tuning::none();
+        let (way, kernel) = match operation {
+            Operation::GemmReduceScatter => {
+                let plan = GemmReduceScatter::plan_tuned;
+                (plan(group, device, &products, &options, sum, none)?.way(), None)
+            }
+            Operation::GemmAllReduce => {
+                let plan = GemmAllReduce::plan_tuned;
+                (plan(group, device, &products, &options, sum, none)?.way(), None)
+            }
+            _ => {
+                let layer = AllGatherGemm::plan_tuned(group, device, &products, &options, none)?;
+                let (kernel, choice) = (layer.kernel(), layer.choice());
+                let multiplying = Multiplying::of(kernel, choice.swizzle, choice.splits);
+                (layer.way(), Some(multiplying))
+            }
+        };
         if way.engine == Engine::Nccl {
             return Err(Error::Unsupported {
                 what: format!("tuning with {}", way.engine),
@@ -196,11 +230,18 @@ impl<'a> Here<'a> {
                 remedy: "tune on GPUs that NVLink connects",
             });
         }
-        let multiplying = Multiplying::of(layer.kernel(), layer.choice());
-        let untuned = Candidate { way, multiplying, untuned: true };
-        let info = gpu.device.info();
-        let asked = Asked { gpu: &info.name, sms: info.sm_count, problem: self.problem };
-        Ok(search::candidates(untuned, candidates(&asked, &Compiled(kernels()?))))
+        // A reduction has the kernel that the first prediction for its way is made with.
+        let unpredicted = || Error::Unsupported {
+            what: format!("tuning {operation} of {problem}"),
+            why: "no prediction holds for it".into(),
+            remedy: "leave this problem out",
+        };
+        let of_way = || predicted.iter().find(|one| one.way == way).ok_or_else(unpredicted);
+        let multiplying = match kernel {
+            Some(_) => kernel,
+            None => of_way()?.multiplying.clone(),
+        };
+        Ok(Candidate { way, multiplying, untuned: true })
     }
 
     /// Plans, checks and times the candidates, interleaved. `None`: interrupted.
@@ -229,23 +270,23 @@ impl<'a> Here<'a> {
 
     /// Plans one candidate for each launch mode, and checks its results; `None` if it is refused or wrong.
     fn enter(&mut self, candidate: &Candidate) -> Result<Option<Vec<Entrant<'a>>>> {
-        let Tuner { gpu, group, .. } = self.tuner;
-        let (problem, inputs) = (self.problem, self.inputs);
-        let place = Place { gpu, group, problem, inputs, set: self.check.set };
+        let (case, group) = (self.case, self.case.place.group);
         let Candidate { way, multiplying, .. } = candidate;
-        let gather = CollectiveOptions::default()
+        let options = CollectiveOptions::default()
             .with_strategy(way.strategy)
             .with_engine(way.engine)
             .with_pieces(way.pieces);
-        let gemm = gemm_options()
-            .with_kernel(&multiplying.kernel)
-            .with_swizzle(multiplying.swizzle)
-            .with_splits(multiplying.splits);
+        let gemm = match multiplying {
+            Some(multiplying) => gemm_options()
+                .with_kernel(&multiplying.kernel)
+                .with_swizzle(multiplying.swizzle)
+                .with_splits(multiplying.splits),
+            None => gemm_options(),
+        };
         let mut entrants = Vec::new();
         for launch in LAUNCHES {
-            let planned = AllGatherGemm::plan(group, &gpu.device, problem, &gather, &gemm);
-            let layer = match planned {
-                Ok(layer) => layer,
+            let start = match plan_whole(case, &options, &gemm) {
+                Ok(start) => start,
                 // Refused on all ranks; else the group is over, and so is everything.
                 Err(error) if group.check().is_ok() => {
                     self.fail(candidate, false, format!("refused: {error}"));
@@ -253,20 +294,20 @@ impl<'a> Here<'a> {
                 }
                 Err(error) => return Err(error),
             };
-            let mut step = Gathered::of(place, layer)?;
-            let checked = self.check.run(gpu, inputs, |set| step.enqueue(set))?;
-            step.check()?;
+            let mut planned = start()?;
+            let checked = self.checks.run(case, &mut planned)?;
+            planned.step.check()?;
             if let Some(why) = wrong_anywhere(group, checked.err())? {
                 self.fail(candidate, true, why);
                 return Ok(None);
             }
-            entrants.push(Entrant::new("", launch, step.into_step()));
+            entrants.push(Entrant::new("", launch, planned));
         }
         Ok(Some(entrants))
     }
 
     fn fail(&mut self, candidate: &Candidate, wrong: bool, why: String) {
-        let (problem, candidate) = (self.case.clone(), candidate.clone());
+        let (problem, candidate) = (self.name.clone(), candidate.clone());
         self.failed.push(Failed { problem, candidate, wrong, why });
     }
 
@@ -298,7 +339,7 @@ impl<'a> Here<'a> {
             if self.tuner.stops()? {
                 return Ok(false);
             }
-            for nth in turn(self.problem, round, going.len()) {
+            for nth in turn(self.case.place.problem, round, going.len()) {
                 let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
                 going[nth].row.rounds_us.extend(time);
             }

@@ -1,8 +1,8 @@
-//! `overlap-gemm tune`: measures plans, and keeps the fastest in the table that `AllGatherGemm` plans by.
+//! `overlap-gemm tune`: measures plans, and keeps the fastest in the table that operations on GPUs plan by.
 //!
 //! What belongs here: the arguments, and `--show`, which needs no GPU. [`search`] picks the candidates, `gpu` measures
 //! them, [`results`] shows them. Every rank is a process with the same arguments, started by a launcher, as in
-//! `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never replaced, and each problem is kept as soon as it
+//! `bench`. Invariant: a file that cannot be trusted is never replaced, and each problem is kept as soon as it
 //! is measured.
 
 #[cfg(feature = "cuda")]
@@ -15,27 +15,31 @@ mod search;
 use std::fmt;
 use std::path::PathBuf;
 
-use overlap_gemm::plan::{BLayout, Operation, Problem, Way};
+use overlap_gemm::plan::{BLayout, Operation, Partials, Problem, Way};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{Anything, Asked, Multiplying, TUNING_VARIABLE, Tuning, default_path};
 use serde::Serialize;
 
 use crate::bench::cases::{Case, spread};
-use crate::bench::sets::HEADLINE;
+use crate::bench::sets::{HEADLINE, turned};
 use crate::bench::shapes::ShapeArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
-use crate::problem_args;
+use crate::problem_args::{self, What};
 
-/// Measure the fastest plans of all-gather + GEMM on these GPUs, and keep them in a table; one process a rank
+/// Measure the fastest plans of an operation on these GPUs, and keep them in a table; one process a rank
 ///
-/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem it plans the promising
+/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune gemm-reduce-scatter. For each problem it plans the promising
 /// strategies, engines, numbers of pieces and kernels, checks them against an f64 reference and times them
 /// interleaved; then it times the best ones again in longer loops. The default is the set headline. Each problem is written
 /// into the table as soon as it is measured. --show needs no GPU and no launcher.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Operation
+    #[arg(default_value = "all-gather-gemm", value_parser = problem_args::with_product())]
+    operation: What,
+
     #[command(flatten)]
     problems: ShapeArgs,
 
@@ -83,11 +87,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // All ranks have the same arguments; one has the table.
     let launch = launch?;
     if launch.ranks < 2 {
-        let why = "one rank has nothing to gather: start as many as there are GPUs (overlap-gemm launch -n N -- …)";
+        let why = "one rank has nothing to gather, nor to add up: start as many as there are GPUs (overlap-gemm launch -n N -- …)";
         return Err(Failure::Usage(why.into()));
     }
     let output = (launch.rank == 0).then_some(output);
-    measure(&cases, &file, output, Interrupt::install()?)
+    measure(args.operation.into(), &cases, &file, output, Interrupt::install()?)
 }
 
 #[cfg(feature = "cuda")]
@@ -95,6 +99,7 @@ use gpu::run as measure;
 
 #[cfg(not(feature = "cuda"))]
 fn measure(
+    _: Operation,
     _: &[Case],
     _: &std::path::Path,
     _: Option<Output>,
@@ -105,7 +110,9 @@ fn measure(
 
 impl Args {
     fn cases(&self, ranks: u32) -> Result<Vec<Case>, Failure> {
-        self.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, self.b_layout, SEED)
+        let operation = self.operation.into();
+        let usual = turned(operation, &HEADLINE);
+        self.problems.cases(&usual, operation, ranks, self.b_layout, SEED)
     }
 
     /// Where the table is that is written.
@@ -127,6 +134,7 @@ impl Args {
     /// The plans by the tables that plans find.
     fn show(&self) -> Result<Show, Failure> {
         let (ranks, gpu) = (self.ranks.unwrap_or(2), self.gpu.clone());
+        let operation = self.operation.into();
         let table = Tuning::found();
         let mut notes = table.notes().to_vec();
         if gpu != FIGURES {
@@ -134,15 +142,16 @@ impl Args {
         }
         let mut problems = Vec::new();
         for case in self.cases(ranks)? {
-            problems.push(Shown::of(&spread(&case.problem, ranks)?, &gpu, table));
+            problems.push(Shown::of(operation, &spread(&case.problem, ranks)?, &gpu, table));
         }
-        Ok(Show { gpu, notes, problems })
+        Ok(Show { operation, gpu, notes, problems })
     }
 }
 
 /// The answers of the tables.
 #[derive(Serialize)]
 struct Show {
+    operation: Operation,
     gpu: String,
     /// Tables that could not be read, and the figures that replaced unknown ones.
     notes: Vec<String>,
@@ -160,8 +169,9 @@ struct Shown {
 }
 
 impl Shown {
-    fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
-        let asked = Asked { gpu, sms: Machine::h200().sms, problem };
+    fn of(operation: Operation, problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
+        let (sms, partials) = (Machine::h200().sms, Partials::Bf16);
+        let asked = Asked { gpu, sms, operation, problem, partials };
         let (problem, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let why = match &answer {
             Some(answer) => answer.to_string(),
@@ -174,7 +184,7 @@ impl Shown {
 
 impl fmt::Display for Show {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "on {}", self.gpu)?;
+        writeln!(f, "{} on {}", self.operation, self.gpu)?;
         for Shown { problem, why, way, multiplying } in &self.problems {
             writeln!(f, "{problem}\n  {why}")?;
             way.iter().try_for_each(|way| writeln!(f, "  {way}"))?;
@@ -203,5 +213,24 @@ mod tests {
         let llama = names("--set llama3-70b --m 64,2048 --types e4m3 --scaling rows", 4).unwrap();
         assert_eq!((llama.len(), llama[1].as_str()), (4, "2048×2560×8192 e4m3→bf16 rows"));
         assert!(names("--m 64", 7).unwrap_err().contains("--set"));
+    }
+
+    #[test]
+    fn reductions_have_shapes_of_their_own() {
+        let gathered = names("all-gather-gemm", 2).unwrap();
+        assert_eq!(
+            (gathered.as_slice(), gathered[0].as_str()),
+            (&names("", 2).unwrap()[..], "4096×3584×8192 bf16")
+        );
+        for operation in ["gemm-reduce-scatter", "gemm-all-reduce"] {
+            let reduced = names(operation, 2).unwrap();
+            assert_eq!((reduced.len(), reduced[0].as_str()), (12, "4096×8192×3584 bf16"));
+            let llama = names(&format!("{operation} --set llama3-70b --m 64"), 4).unwrap();
+            assert_eq!(llama, ["64×8192×2048 bf16", "64×8192×7168 bf16"]);
+            let why = names(&format!("{operation} --types f16"), 2).unwrap_err();
+            assert!(why.contains("sums travel in bf16"), "{why}");
+        }
+        // Alone, a rule decides.
+        assert!(names("all-reduce", 2).unwrap_err().contains("gemm-all-reduce"));
     }
 }

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use overlap_gemm::plan::Operation;
 use overlap_gemm::tune::Entry;
 use serde::Serialize;
 
@@ -31,8 +32,8 @@ pub struct Failed {
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failed { problem, candidate: Candidate { way, multiplying, .. }, why, .. } = self;
-        write!(f, "{problem}: {way}; {multiplying}: {why}")
+        let Failed { problem, candidate, why, .. } = self;
+        write!(f, "{problem}: {candidate}: {why}")
     }
 }
 
@@ -43,6 +44,7 @@ pub struct Results {
     pub version: &'static str,
     /// The GPUs and their driver.
     pub machine: String,
+    pub operation: Operation,
     pub file: String,
     pub measured: Vec<Tuned>,
     pub failed: Vec<Failed>,
@@ -51,8 +53,9 @@ pub struct Results {
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\nµs a step before → after tuning, in graphs and one by one", self.machine)?;
-        for Tuned { problem, entry, tried } in &self.measured {
+        writeln!(f, "{} on {}", self.operation, self.machine)?;
+        writeln!(f, "µs a step before → after tuning, in graphs and one by one")?;
+        for Tuned { problem, tried, .. } in &self.measured {
             let Some(tuned) = tried.first() else { continue };
             write!(f, "{problem:<32}")?;
             if let Some(untuned) = tried.iter().find(|one| one.candidate.untuned) {
@@ -62,7 +65,7 @@ impl fmt::Display for Results {
                     write!(f, "  {before:>8.1} → {after:>8.1} (× {ratio:.3})")?;
                 }
             }
-            writeln!(f, "\n    {}; {}", entry.way, entry.multiplying)?;
+            writeln!(f, "\n    {}", tuned.candidate)?;
         }
         self.failed.iter().try_for_each(|failed| writeln!(f, "FAILED: {failed}"))?;
         let ended = if self.interrupted { "interrupted: " } else { "" };
@@ -78,7 +81,7 @@ mod tests {
     fn times_before_and_after_stand_in_a_line() {
         let entry: Entry = serde_json::from_value(serde_json::json!({
             "family": {
-                "gpu": "NVIDIA H200", "ranks": 2, "scaling": "none", "b_layout": "nk",
+                "operation": "all-gather-gemm", "gpu": "NVIDIA H200", "ranks": 2, "scaling": "none", "b_layout": "nk",
                 "elements": {"a": "bf16", "b": "bf16", "d": "bf16"},
             },
             "shape": {"m": 4096, "n": 3584, "k": 8192},
@@ -108,6 +111,7 @@ mod tests {
             command: String::new(),
             version: "0.1.0",
             machine: "2 × NVIDIA H200, driver 580.1".into(),
+            operation: Operation::AllGatherGemm,
             file: "table.json".into(),
             measured: vec![Tuned { problem: "4096×3584×8192 bf16".into(), entry, tried }],
             failed: vec![failed],
@@ -115,6 +119,7 @@ mod tests {
         };
         let text = results.to_string();
         for words in [
+            "all-gather + GEMM on 2 × NVIDIA H200, driver 580.1\n",
             "   100.0 →    103.0 (× 1.030)     130.0 →    102.0 (× 0.785)\n",
             "FAILED: 8×8×8 bf16: fused, ",
             "NaN\ninterrupted: 1 problems measured, in table.json\n",

@@ -5,6 +5,8 @@
 //! try the same candidates, because all see the same times; what is chosen ran in the last heat, beside the plan without a
 //! table, in loops of the same length; a candidate that gets no time in a heat is never chosen.
 
+use std::fmt;
+
 use overlap_gemm::plan::Way;
 use overlap_gemm::tune::{Candidate as Predicted, Multiplying};
 use serde::Serialize;
@@ -13,9 +15,19 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
     pub way: Way,
-    pub multiplying: Multiplying,
+    /// `None`: the cost model chooses one for each product.
+    pub multiplying: Option<Multiplying>,
     /// This is the plan without a table.
     pub untuned: bool,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.multiplying {
+            Some(multiplying) => write!(f, "{}; {multiplying}", self.way),
+            None => write!(f, "{}; kernels by the cost model", self.way),
+        }
+    }
 }
 
 /// One candidate and the medians of its times, in microseconds a step.
@@ -72,9 +84,9 @@ pub fn search<E>(
     let untuned = tried.iter().skip(FINALISTS).find(|one| one.candidate.untuned);
     let finalists = tried.iter().take(FINALISTS).chain(untuned);
     let mut finalists: Vec<Candidate> = finalists.map(|one| one.candidate.clone()).collect();
-    if let Some(Candidate { way, multiplying, .. }) = finalists.first().cloned() {
+    if let Some(Candidate { way, multiplying: Some(best), .. }) = finalists.first().cloned() {
         for swizzle in [1, 2, 4, 8] {
-            let multiplying = Multiplying { swizzle, ..multiplying.clone() };
+            let multiplying = Some(Multiplying { swizzle, ..best.clone() });
             add(&mut finalists, Candidate { way, multiplying, untuned: false });
         }
     }
@@ -109,34 +121,62 @@ mod tests {
     use std::collections::HashSet;
     use std::hash::{DefaultHasher, Hash, Hasher};
 
-    use overlap_gemm::plan::Problem;
+    use overlap_gemm::plan::{Operation, Partials, Problem};
     use overlap_gemm::tune::{Anything, Asked, candidates as predicted};
     use proptest::prelude::*;
 
     use super::*;
 
-    fn all(m: u64, ranks: u64) -> Vec<Candidate> {
+    fn all(operation: Operation, m: u64, ranks: u64) -> Vec<Candidate> {
         let problem = Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap();
-        let predicted =
-            predicted(&Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem }, &Anything);
+        let (gpu, sms, partials) = ("NVIDIA H200", 132, Partials::Bf16);
+        let asked = Asked { gpu, sms, operation, problem: &problem, partials };
+        let predicted = predicted(&asked, &Anything);
         let Predicted { way, multiplying, .. } = predicted.last().unwrap().clone();
         candidates(Candidate { way, multiplying, untuned: true }, predicted)
     }
 
     #[test]
     fn the_first_is_the_least_behind_in_whichever_way_suits_it_less() {
-        let candidate = all(4096, 2).remove(0);
+        let candidate = all(Operation::AllGatherGemm, 4096, 2).remove(0);
         let tried = |graph, plain| Tried { candidate: candidate.clone(), graph, plain };
         let mut all = vec![tried(100.0, 130.0), tried(103.0, 102.0), tried(120.0, 100.0)];
         rank(&mut all);
         assert_eq!(all.iter().map(|one| one.graph).collect::<Vec<_>>(), [103.0, 120.0, 100.0]);
     }
 
+    /// The best candidate has other sweeps in the last heat, unless its kernels are left to the cost model.
+    #[test]
+    fn a_reduction_s_candidates_may_have_no_kernel() {
+        let candidates = all(Operation::GemmAllReduce, 8192, 2);
+        let unnamed: Vec<_> = candidates.iter().filter(|one| one.multiplying.is_none()).collect();
+        assert!(unnamed.len() > 1 && unnamed.len() < candidates.len(), "{candidates:?}");
+        let text = unnamed[0].to_string();
+        assert!(
+            text.starts_with("fused, ") && text.ends_with("; kernels by the cost model"),
+            "{text}"
+        );
+        for best in [unnamed[0], candidates.iter().find(|one| one.multiplying.is_some()).unwrap()] {
+            let mut heats = Vec::new();
+            let tried = |candidate: Candidate| {
+                let us = if candidate == *best { 1.0 } else { 2.0 };
+                Tried { candidate, graph: us, plain: us }
+            };
+            let found = search(candidates.clone(), |candidates, _| {
+                heats.push(candidates.clone());
+                Ok::<_, ()>(Some(candidates.into_iter().map(tried).collect()))
+            });
+            assert_eq!(found.unwrap().unwrap()[0].candidate, *best);
+            let more = heats[1].iter().filter(|one| !heats[0].contains(one)).count();
+            assert_eq!(more > 0, best.multiplying.is_some(), "{best}");
+        }
+    }
+
     #[test]
     fn a_search_stops_when_it_is_told_to() {
         for stop_after in 0..2 {
             let mut heats = 0;
-            let found = search(all(4096, 2), |candidates, _| {
+            let found = search(all(Operation::AllGatherGemm, 4096, 2), |candidates, _| {
                 heats += 1;
                 let tried = |candidate| Tried { candidate, graph: 1.0, plain: 1.0 };
                 Ok::<_, ()>(
@@ -151,8 +191,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn who_is_wrong_is_never_chosen_and_the_best_of_the_last_heat_is(
-            seed in any::<u64>(), m in 1u64..40_000, ranks in 2u64..9, wrong in 0u64..10,
+            seed in any::<u64>(), m in 1u64..40_000, ranks in 2u64..9, wrong in 0u64..10, nth in 0usize..3,
         ) {
+            let operations =
+                [Operation::AllGatherGemm, Operation::GemmReduceScatter, Operation::GemmAllReduce];
             // Times in tenths of a microsecond; of ten candidates `wrong` are wrong, some in one heat only.
             let hash = |candidate: &Candidate, heat: usize| {
                 let mut hasher = DefaultHasher::new();
@@ -162,7 +204,7 @@ mod tests {
             };
             let time = |candidate: &Candidate| 50.0 + (hash(candidate, 0) % 1000) as f64 / 10.0;
             let mut heats: Vec<Vec<Candidate>> = Vec::new();
-            let found = search(all(m, ranks), |mut candidates, _| {
+            let found = search(all(operations[nth], m, ranks), |mut candidates, _| {
                 heats.push(candidates.clone());
                 candidates.retain(|one| hash(one, heats.len()) % 10 >= wrong);
                 let tried = |candidate: Candidate| {

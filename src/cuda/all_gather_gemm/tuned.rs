@@ -1,18 +1,17 @@
-//! What a table of measurements, or a prediction where it has none, decides of a plan.
+//! What a table of measurements, or a prediction where it has none, decides of an all-gather + GEMM.
 //!
 //! What belongs here: what was left open, whether what the table has can be carried out here, and how it is put
-//! into options. Pure: the driver's name apart, no device. Invariant: all that a caller fixed stays as it is, and
+//! into options; `product::tuned` has what reductions do, too. Pure: the driver's name apart, no device. Invariant: all that a caller fixed stays as it is, and
 //! what comes out is legal, so that a table never makes a plan fail that would succeed without.
 
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::movers::options::CollectiveOptions;
-use crate::cuda::product::check_size;
-use crate::cuda::product::choice::choose;
 use crate::cuda::product::options::GemmOptions;
+use crate::cuda::product::tuned::{can_run, fix, origin};
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
 use crate::kernels::Kernel;
-use crate::plan::{Engine, MAX_PUSHED, Plan, PlanOptions, Problem, Strategy, Way};
+use crate::plan::{Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Way};
 use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 
 #[derive(Clone, Copy, Debug)]
@@ -68,15 +67,12 @@ fn advise_by(
         return advice;
     }
     let answer = look_up(tuning, device, kernels, open);
-    let mut origin = match &answer {
-        Some(answer) => answer.to_string(),
-        None if open.in_the_way => "no table speaks of GPUs that do not reach each other".into(),
-        None => format!("no prediction holds for it on {}", device.name),
+    let none = match open.in_the_way {
+        true => "no table speaks of GPUs that do not reach each other".into(),
+        false => format!("no prediction holds for it on {}", device.name),
     };
+    advice.origin = Some(origin(answer.as_ref(), &none, driver, tuning));
     if let Some(answer) = answer {
-        if let Some(other) = answer.driver.filter(|other| other != driver) {
-            origin += &format!("; with driver {other}, here is {driver}");
-        }
         advice.is_answered = true;
         advice.options.strategy = Some(answer.way.strategy);
         advice.options.engine = Some(answer.way.engine);
@@ -85,10 +81,6 @@ fn advise_by(
             fix(gemm, multiplying);
         }
     }
-    for note in tuning.notes() {
-        origin += &format!("; {note}");
-    }
-    advice.origin = Some(origin);
     advice
 }
 
@@ -106,7 +98,8 @@ fn look_up(
     } else {
         first.ungated_with_n(columns).ok()?
     };
-    let asked = Asked { gpu: &device.name, sms: device.sm_count, problem: &whole };
+    let (gpu, sms, operation) = (&device.name, device.sm_count, Operation::AllGatherGemm);
+    let asked = Asked { gpu, sms, operation, problem: &whole, partials: Partials::default() };
     tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
 }
 
@@ -139,38 +132,12 @@ impl Fits for Here<'_> {
         is_open && is_carried && is_cut()
     }
 
-    fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool {
+    fn multiplying(&self, way: &Way, multiplying: &Multiplying) -> bool {
         // Several products have a kernel each.
         let [(_, gemm)] = self.open.products else { return false };
-        let part = strategy.part_of(self.problem);
+        let part = way.strategy.part_of(self.problem);
         part.is_ok_and(|part| can_run(gemm, multiplying, self.kernels, &part, self.sms))
     }
-}
-
-/// Whether that kernel, run that way, is what the caller `asked` for, and can compute the problem on `sms` SMs: it may not have been
-/// compiled, or sum fp8 in another way.
-fn can_run(
-    asked: &GemmOptions,
-    multiplying: &Multiplying,
-    kernels: &[Kernel],
-    problem: &Problem,
-    sms: u32,
-) -> bool {
-    // Fewer SMs have other waves than those that were measured.
-    let is_open = asked.sm_limit.is_none_or(|limit| limit == sms)
-        && asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
-        && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
-        && asked.splits.is_none_or(|asked| asked == multiplying.splits);
-    let mut fixed = asked.clone();
-    fix(&mut fixed, multiplying);
-    is_open && check_size(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok()
-}
-
-/// Fixes the kernel, and how it runs.
-fn fix(gemm: &mut GemmOptions, multiplying: &Multiplying) {
-    gemm.kernel = Some(multiplying.kernel.clone());
-    gemm.swizzle = Some(multiplying.swizzle);
-    gemm.splits = Some(multiplying.splits);
 }
 
 #[cfg(test)]

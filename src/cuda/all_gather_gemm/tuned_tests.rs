@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 
-use super::{Strategy, *};
+use super::*;
 use crate::cuda::product::choice::choose;
 use crate::cuda::product::choice::tests::kernel;
 use crate::element::ElementType;
-use crate::plan::{ClusterShape, TileShape};
-use crate::tune::{Entry, Family, Shape, Times};
+use crate::plan::{ClusterShape, Strategy, TileShape};
+use crate::tune::{Entry, Family, Multiplying, Shape, Times};
 
 fn some() -> Vec<Kernel> {
     let one = |name, rows, max_splits| kernel(name, [rows, 128], [1, 1], max_splits);
@@ -23,13 +23,19 @@ fn entry(strategy: Strategy, engine: Engine, pieces: u32, kernel: &str) -> Entry
         });
     let problem = problem(4096);
     Entry {
-        family: Family::of(&problem, "NVIDIA H200"),
+        family: Family::of(Operation::AllGatherGemm, &problem, "NVIDIA H200"),
         shape: Shape::of(&problem),
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
         way: Way { strategy, engine, pieces },
-        multiplying: Multiplying { kernel: kernel.into(), tile, cluster, swizzle: 4, splits: 1 },
+        multiplying: Some(Multiplying {
+            kernel: kernel.into(),
+            tile,
+            cluster,
+            swizzle: 4,
+            splits: 1,
+        }),
         us: Times { graph: Some(100.0), plain: None },
     }
 }
@@ -143,7 +149,7 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
     let advice = |entry: Entry| Call::of(problem(4096)).advice(&Tuning::of_entries(vec![entry]));
     // A kernel that this binary does not have; more slices than its kernel can cut: the way without the kernel.
     let mut sliced = entry(Strategy::Sequential, COPIES, 2, "small");
-    sliced.multiplying.splits = 9;
+    sliced.multiplying.as_mut().unwrap().splits = 9;
     for entry in [entry(Strategy::Sequential, COPIES, 2, "gigantic"), sliced] {
         let advice = advice(entry);
         assert_eq!(
@@ -212,7 +218,7 @@ proptest! {
         };
         let mut entry = entry(strategy, engine, pieces, ["large", "middle", "small", "absent"][kernel]);
         entry.shape = Shape::of(&problem(m));
-        entry.multiplying.splits = splits;
+        entry.multiplying.as_mut().unwrap().splits = splits;
         let table = Tuning::of_entries(vec![entry]);
         // The problem itself, one that is near, one that is near if it is large.
         let asked = problem(m + more * m / 10);

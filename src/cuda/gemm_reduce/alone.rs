@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::fit::check_type;
 use crate::group::Group;
 use crate::plan::{Problem, Reduction, check_aligned};
+use crate::tune::Tuning;
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
@@ -111,7 +112,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
             }
         };
         let sums = [(problem, GemmOptions::default())];
-        Self::join(group, device, &sums, &options, reduction)
+        // No table has it: a rule decides.
+        Self::join(group, device, &sums, &options, reduction, &Tuning::none())
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use self::choice::Reduced;
+use self::choice::{Chosen, Reduced};
 use self::steps::Call;
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::exchange::step_shape::StepShape;
@@ -41,6 +41,7 @@ use crate::plan::{
     Activation, MAX_DIMENSION, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
     Schedule, Way,
 };
+use crate::tune::Tuning;
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls in
 /// the same order.
@@ -208,7 +209,20 @@ impl<const ALL: bool> Reduce<ALL, true> {
         options: &CollectiveOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        Self::join(group, device, products, options, reduction)
+        Self::plan_tuned(group, device, products, options, reduction, Tuning::found())
+    }
+
+    /// [`plan_all`](Self::plan_all) by the caller's table, the same on all ranks, instead of [`Tuning::found`]; as
+    /// [`AllGatherGemm::plan_tuned`](crate::cuda::AllGatherGemm::plan_tuned).
+    pub fn plan_tuned(
+        group: &Arc<Group>,
+        device: &Device,
+        products: &[(Problem, GemmOptions)],
+        options: &CollectiveOptions,
+        reduction: Reduction,
+        tuning: &Tuning,
+    ) -> Result<Self> {
+        Self::join(group, device, products, options, reduction, tuning)
     }
 
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
@@ -313,6 +327,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         products: &[(Problem, GemmOptions)],
         options: &CollectiveOptions,
         reduction: Reduction,
+        tuning: &Tuning,
     ) -> Result<Self> {
         let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
@@ -322,15 +337,19 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let open = ways_for_sums(options, first, operation, obstacle.as_deref());
         let open = open.map_err(refuse)?;
         let reduced = Reduced { operation, products, columns, partials };
-        let (way, why) = match GEMM {
-            true => reduced.choose(&open, device.info().sm_count),
+        let none = Tuning::none();
+        // As in a gather, a strategy that is asked for is planned without a table.
+        let tuning = if options.strategy.is_some() { &none } else { tuning };
+        let Chosen { way, products, why } = match GEMM {
+            true => reduced.choose(&open, tuning, device.info()),
             false => reduced.choose_alone(&open),
         };
         let adds_up = operation.products_add_up(way.strategy, way.engine);
-        let sums = Self::plan_sums(device, products, way, adds_up, (columns, partials));
+        let sums = Self::plan_sums(device, &products, way, adds_up, (columns, partials));
         let sums = sums.map_err(refuse)?;
         let product = sums[0].product.as_ref();
         let tiling = product.map_or(PlanOptions::default().tiling, Product::tiling);
+        // What a table has decided is in it, so that ranks with different tables notice.
         let kind = format!("{operation} {way:?} {products:?} {reduction:?}");
         let sent = Some((columns, partials));
         let purpose = Purpose { kind: &kind, tiling, operation, way, sums: sent };
@@ -390,11 +409,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         self.planned().way()
     }
 
-    /// What was chosen, and why, in words: the strategy and what each other one is predicted to take, how sums move, and how
+    /// What was chosen, and why, in words: the strategy, the measurement or what each way is predicted to take, how sums move, and how
     /// each product is computed. Of a reduce-scatter of 256×8192×3584 on four H200:
     ///
     /// ```text
-    /// sequential: predicted to take 43.3 µs; sequential, copy engines on one stream, 1 piece: 79.8; pipelined, …
+    /// sequential: modelled: predicted to take 43.3 µs; sequential, copy engines on one stream, 1 piece: 79.8; pipelined, …
     /// sums: 4 chunks in bf16, moved by a kernel of 64 blocks
     /// 256×8192×3584 (bf16 × bf16 → bf16) on 4 ranks: bf16_bf16_bf16_nk_128x128x64_2x1_pingpong, 132 SMs, swizzle 1, K in 1 slices
     /// ```

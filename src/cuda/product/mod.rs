@@ -14,6 +14,7 @@ pub(crate) mod options;
 pub(crate) mod other_sums;
 pub(crate) mod raw_operands;
 pub(crate) mod shard;
+pub(crate) mod tuned;
 
 use std::ops::Range;
 use std::sync::Arc;

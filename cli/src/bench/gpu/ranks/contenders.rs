@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, CollectiveOptions, GemmOptions, GemmReduce, RawOperands, Reduce,
-    Shard, StepRecord,
+    AllGather, AllGatherGemm, CollectiveOptions, GemmAllReduce, GemmOptions, GemmReduce,
+    GemmReduceScatter, RawOperands, Reduce, Shard, StepRecord,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Engine, Operation, Plan, Problem, Reduction, Scaling};
@@ -210,7 +210,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// One that is planned; puts this rank's rows into both of their slots.
-    pub fn of(place: Place<'a>, layer: AllGatherGemm) -> Result<Self> {
+    fn of(place: Place<'a>, layer: AllGatherGemm) -> Result<Self> {
         let gpu = place.gpu;
         let mut it = Gathered { place, layer };
         for _ in 0..2 {
@@ -226,7 +226,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// As a contender.
-    pub fn into_step(self) -> Planned<'a> {
+    fn into_step(self) -> Planned<'a> {
         let (setup, what) = (self.setup(), self.describe().replace('\n', "; "));
         let identity = Some(format!("{setup:?}"));
         let setup = Some(setup);
@@ -342,6 +342,34 @@ impl Step for Gather<'_> {
     }
 }
 
+/// An operation of this crate that all ranks have planned; its first steps make it a contender.
+pub type Unstarted<'a> = Box<dyn FnOnce() -> Result<Planned<'a>> + 'a>;
+
+/// Plans the whole operation. It is refused on all ranks alike.
+pub fn plan_whole<'a>(
+    case: Summing<'a>,
+    options: &CollectiveOptions,
+    gemm: &GemmOptions,
+) -> Result<Unstarted<'a>> {
+    let Summing { place, operation, .. } = case;
+    let (Place { gpu, group, problem, .. }, sum) = (place, Reduction::default());
+    let device = &gpu.device;
+    Ok(match operation {
+        Operation::GemmReduceScatter => {
+            let layer = GemmReduceScatter::plan(group, device, problem, options, gemm, sum)?;
+            Box::new(move || Ok(Reduced::of(case, layer)?.into_step()))
+        }
+        Operation::GemmAllReduce => {
+            let layer = GemmAllReduce::plan(group, device, problem, options, gemm, sum)?;
+            Box::new(move || Ok(Reduced::of(case, layer)?.into_step()))
+        }
+        _ => {
+            let layer = AllGatherGemm::plan(group, device, problem, options, gemm)?;
+            Box::new(move || Ok(Gathered::of(place, layer)?.into_step()))
+        }
+    })
+}
+
 /// This crate's GEMM + reduce-scatter, or all-reduce (`ALL`).
 pub struct Reduced<'a, const ALL: bool> {
     summing: Summing<'a>,
@@ -349,8 +377,7 @@ pub struct Reduced<'a, const ALL: bool> {
 }
 
 impl<'a, const ALL: bool> Reduced<'a, ALL> {
-    /// Plans it, and takes a step in each of its two buffers: what is left there is of the first set, and shows in a total of
-    /// another.
+    /// Plans it.
     pub fn plan(
         summing: Summing<'a>,
         options: &CollectiveOptions,
@@ -358,8 +385,14 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
     ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = summing.place;
         let sum = Reduction::default();
-        let layer = GemmReduce::plan(group, &gpu.device, problem, options, gemm, sum)?;
-        let mut it = Reduced::<ALL> { summing, layer };
+        Self::of(summing, GemmReduce::plan(group, &gpu.device, problem, options, gemm, sum)?)
+    }
+
+    /// One that is planned; takes a step in each of its two buffers: what is left there is of the first set, and shows in a total
+    /// of another.
+    fn of(summing: Summing<'a>, layer: GemmReduce<ALL>) -> Result<Self> {
+        let gpu = summing.place.gpu;
+        let mut it = Reduced { summing, layer };
         for _ in 0..2 {
             it.enqueue(0)?;
         }
@@ -369,7 +402,7 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
     }
 
     /// As a contender.
-    pub fn into_step(self) -> Planned<'a> {
+    fn into_step(self) -> Planned<'a> {
         let explained = self.layer.explain();
         // The first line says why, which differs where somebody asks for what is chosen anyway.
         let how: Vec<&str> = explained.lines().skip(1).collect();

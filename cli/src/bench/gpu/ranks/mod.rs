@@ -1,9 +1,11 @@
 //! The benches of operations on several GPUs: this process's part as one rank.
 //!
-//! What belongs here: the course of them; the contenders are beside (`contenders`), and how each is planned (`planning`).
+//! What belongs here: the course of them; the contenders are beside (`contenders`), how each is planned (`planning`), and how its
+//! results are checked (`checks`).
 //! Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the
 //! slowest rank; a wrong result has no time; measured times are shown even if a later case ends the bench.
 
+pub mod checks;
 pub mod contenders;
 pub mod entrant;
 pub mod exchange;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use indicatif::ProgressBar;
 use overlap_gemm::Result;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
-use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
+use overlap_gemm::group::{self, Group, GroupOptions};
 use overlap_gemm::plan::{Operation, Problem};
 use overlap_gemm::tune::Tuning;
 
@@ -30,9 +32,8 @@ use super::super::machine::Machine;
 use super::super::report::{CaseReport, Kind, Row, Run};
 use super::super::turns::turn;
 use super::super::wanted::{Contender, Launch};
-use super::check::{Adder, Check};
 use super::cublaslt::Cublaslt;
-use super::driver::{Block, Gpu};
+use super::driver::Gpu;
 use super::inputs::Pools;
 use super::timing::Watch;
 use crate::exit::Failure;
@@ -40,7 +41,8 @@ use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
-use contenders::{Planned, Summing, bytes_of_total};
+use checks::{Checks, room_for_totals, whose_inputs};
+use contenders::{Place, Planned, Summing};
 use entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
 use exchange::common_sets;
 use loops::{GRAPH_STEPS, LIMIT};
@@ -67,38 +69,13 @@ struct Bench<'a> {
     bar: ProgressBar,
 }
 
-/// How results of a case are checked: one rank's product, or this rank's rows of the total.
-struct Checks<'a> {
-    product: Check<'a>,
-    total: Check<'a>,
-}
-
-impl Checks<'_> {
-    /// Takes a step, and says what is wrong with its result, if anything is.
-    fn run(&self, case: Summing<'_>, planned: &mut Planned<'_>) -> Result<Result<(), String>> {
-        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals, .. } = case;
-        let Planned { kind, adder, step, .. } = planned;
-        let enqueue = |set| step.enqueue(set);
-        if !kind.reduces() {
-            return self.product.run(gpu, inputs, enqueue);
-        }
-        let (partials, total) = (&inputs.sets[set].d, &totals[set]);
-        // Where D has the partials, a product has to write them first. A reduction alone finds them there.
-        let poisoned = match kind.is_whole() && *adder == Adder::Nccl {
-            true => vec![partials, total],
-            false => vec![total],
-        };
-        self.total.run_into(gpu, total, &poisoned, *adder, enqueue)
-    }
-}
-
 /// Runs all cases as one rank; rank 0 shows what they gave.
 pub fn run(
     wanted: &OnGpus<'_>,
     mut output: Option<Output>,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
-    let place = Place::from_env()?;
+    let place = group::Launch::from_env()?;
     let (group, gpu) = Gpu::join(&GroupOptions::default().shared_devices(true))?;
     let takes_part = |all: &[Contender]| all.iter().any(|who| wanted.contenders.contains(who));
     let cublaslt = match takes_part(&[Contender::Cublaslt, Contender::NcclCublaslt]) {
@@ -121,7 +98,7 @@ pub fn run(
     };
     let machine = Machine::of_gpus(&gpu, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    if output.is_some() && takes_part(&[Contender::Auto]) && !wanted.operation.reduces() {
+    if output.is_some() && takes_part(&[Contender::Auto]) {
         // Tables that are not used, and why.
         Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
@@ -195,26 +172,20 @@ impl Bench<'_> {
             let before = before.iter().map(|before| (Operation::AllGatherGemm, before));
             before.chain([(operation, &problem)])
         };
-        // What is gathered is the same on all ranks, what is added up is each rank's own.
-        let rank_of = |operation: Operation| if operation.reduces() { group.rank() } else { 0 };
+        let rank = group.rank();
         let inputs = layers()
-            .map(|(of, problem)| pools.inputs(rank_of(of), gpu, problem, self.l2_bytes))
+            .map(|(of, problem)| pools.inputs(whose_inputs(of, rank), gpu, problem, self.l2_bytes))
             .collect::<Result<Vec<_>>>()?;
         let sets = common_sets(group, &inputs)?;
         let pools = &*pools;
-        let room = |of: Operation, problem: &Problem| {
-            let own = of.reduces().then(|| of.output_rows(problem, group.rank()));
-            let totals = own.iter().flat_map(|own| vec![bytes_of_total(problem, own); sets]);
-            totals.map(|bytes| gpu.allocate(bytes)).collect::<Result<Vec<Block>>>()
-        };
-        let totals = layers().map(|(of, problem)| room(of, problem)).collect::<Result<Vec<_>>>()?;
+        let totals = layers()
+            .map(|(of, problem)| room_for_totals(gpu, of, problem, rank, sets))
+            .collect::<Result<Vec<_>>>()?;
         let steps =
             layers().zip(&inputs).zip(&totals).map(|(((operation, problem), inputs), totals)| {
-                let product = Check::new(pools, problem, inputs, sets, seed);
-                let place = contenders::Place { gpu, group, problem, inputs, set: product.set };
-                let own = operation.output_rows(problem, group.rank());
-                let total = Check::of_total(pools, problem, own, sets, seed);
-                (Checks { product, total }, Summing { place, operation, totals })
+                let checks = Checks::new(pools, operation, problem, inputs, (rank, sets), seed);
+                let place = Place { gpu, group, problem, inputs, set: checks.set() };
+                (checks, Summing { place, operation, totals })
             });
         let steps: Vec<_> = steps.collect();
         let mut entrants: Vec<Entrant<'_>> = Vec::new();

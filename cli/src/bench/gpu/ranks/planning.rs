@@ -18,8 +18,7 @@ use super::super::own::operands;
 use super::super::timing::estimate_ms;
 use super::Bench;
 use super::contenders::{
-    Gather, Gathered, Place, Planned, Reduced, ReducedAlone, Summing, gather_by_nccl,
-    reduce_by_nccl,
+    Gather, Place, Planned, ReducedAlone, Summing, gather_by_nccl, plan_whole, reduce_by_nccl,
 };
 
 impl Bench<'_> {
@@ -98,15 +97,7 @@ impl Bench<'_> {
                 }
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
-                match operation {
-                    Operation::GemmReduceScatter => {
-                        Reduced::<false>::plan(case, &options, &gemm)?.into_step()
-                    }
-                    Operation::GemmAllReduce => {
-                        Reduced::<true>::plan(case, &options, &gemm)?.into_step()
-                    }
-                    _ => Gathered::plan(place, &options, &gemm)?.into_step(),
-                }
+                plan_whole(case, &options, &gemm)?()?
             }
         })
     }
