@@ -73,13 +73,14 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
 /// A plan, and its predicted time.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::plan::{Operation, Partials, Problem};
 /// use overlap_gemm::tune::{Anything, Asked, candidates};
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let (operation, partials) = (Operation::AllGatherGemm, Partials::Bf16);
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, operation, problem: &problem, partials };
 /// let all = candidates(&asked, &Anything);
-/// println!("{} by {}: {:.1} µs", all[0].way, all[0].multiplying.kernel, all[0].us);
+/// println!("{}: {:.1} µs", all[0].way, all[0].us);
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]

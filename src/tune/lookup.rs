@@ -27,11 +27,12 @@ const LEAD: f64 = 0.06;
 /// The source of an answer.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::plan::{Operation, Partials, Problem};
 /// use overlap_gemm::tune::{Anything, Asked, Source, Tuning};
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let (operation, partials) = (Operation::AllGatherGemm, Partials::Bf16);
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, operation, problem: &problem, partials };
 /// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
 /// assert!(matches!(answer.source, Source::Modelled { .. }));
 /// # Ok::<(), overlap_gemm::Error>(())
@@ -54,11 +55,12 @@ pub enum Source {
 /// An answer.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::plan::{Operation, Partials, Problem};
 /// use overlap_gemm::tune::{Anything, Asked, Tuning};
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let (operation, partials) = (Operation::AllGatherGemm, Partials::Bf16);
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, operation, problem: &problem, partials };
 /// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
 /// println!("{}", answer.way);
 /// # Ok::<(), overlap_gemm::Error>(())
