@@ -126,7 +126,8 @@ pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> 
     let (family, shape) = (Family::of(operation, problem, gpu), Shape::of(problem));
     let most_rows = problem.shards().most_rows();
     // Batches are more and smaller products, and sums in f32 are twice the bytes: nobody has measured such steps.
-    let is_alike = problem.batches() == 1 && partials == Partials::Bf16;
+    let along_rows = problem.batches() == 1 && !problem.scatters_columns();
+    let is_alike = along_rows && partials == Partials::Bf16;
     let distance = |entry: &Entry| entry.shape.distance(shape);
     let near = entries.iter().filter(|entry| {
         let Entry { family: of, way, .. } = entry;

@@ -258,3 +258,35 @@ fn what_cannot_be_carried_out_is_not_chosen() {
     let why = Call::of(SCATTER, 8192).chosen(&other).why;
     assert_eq!(why, format!("tuned: {MEASURED}; with driver 590.2, here is 580.1"));
 }
+
+/// As a scatter along rows, the problem has the shape of the entry.
+#[test]
+fn what_was_measured_along_rows_is_no_answer_along_columns() {
+    let fused = Way { strategy: Strategy::Fused, engine: COPIES, pieces: 2 };
+    let entry = entry(SCATTER, fused, None);
+    let columns = Problem::builder(4096, 16384, 3584).ranks(2).scatter_columns(true);
+    let problem = columns.build().unwrap();
+    assert_eq!(Shape::of(&problem), entry.shape);
+    let products = vec![(problem, GemmOptions::default())];
+    let why = Call { products, ..Call::of(SCATTER, 8192) }.chosen(&entry).why;
+    assert!(why.starts_with("modelled: "), "{why}");
+}
+
+/// Of one product, and of two, whose columns are those of one rank each.
+#[test]
+fn every_way_along_columns_is_predicted() {
+    let all = ways(SCATTER);
+    for widths in [&[8192][..], &[4096, 2048]] {
+        let product = |n: &u64| {
+            let problem = Problem::builder(512, *n, 3584).ranks(2).scatter_columns(true);
+            (problem.build().unwrap(), GemmOptions::default())
+        };
+        let products: Vec<_> = widths.iter().map(product).collect();
+        let (columns, partials) = (widths.iter().sum::<u64>() as u32 / 2, Partials::Bf16);
+        let reduced = Reduced { operation: SCATTER, products: &products, columns, partials };
+        let why = by(&reduced, all_kernels(), &all, &Tuning::none()).why;
+        let times = why.strip_suffix("; the kernel by the cost model").unwrap_or(&why);
+        assert!(times.starts_with("modelled: predicted to take "), "{why}");
+        assert_eq!(times.matches(';').count(), all.len() - 1, "{why}");
+    }
+}
