@@ -166,6 +166,8 @@ fn modelled_options(exercise: &Exercise, random: &mut Random) -> PlanOptions {
     let engine = random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]);
     let options = exercise.options.with_engine(engine);
     let alone = match options.operation {
+        // Sums that a caller has are scattered along rows.
+        Operation::GemmReduceScatter if exercise.problem.scatters_columns() => options.operation,
         Operation::GemmReduceScatter => Operation::ReduceScatter,
         Operation::GemmAllReduce => Operation::AllReduce,
         _ => return options,
