@@ -94,7 +94,6 @@ fn what_threads_cannot_do_is_refused() {
     // 20 rows of 24 sums of two bytes each, in four chunks.
     let slow = ["a rank sends 960 bytes", "in 4 chunks", "at least 0.000024"];
     refused(&[&trace[..], &reduces, &["--link", "0.00001"]].concat(), 2, &slow);
-    refused(&[&["trace"], &trace[2..], &reduces].concat(), 2, &["--host"]);
 }
 
 #[test]
