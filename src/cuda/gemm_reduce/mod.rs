@@ -3,13 +3,15 @@
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up
 //! is a kernel's (`csrc/reduce.cu`), NCCL's or, fused, a product's. Here are the calls with a product, and what all have in common;
-//! beside are `alone` (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
+//! beside are `alone` (without a product), `planning`, `choice` (the way), `steps` (what a call enqueues, step by step of the schedule)
+//! and `recorded` (steps that keep when what was done).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
 //! There is no silent fallback.
 
 pub(crate) mod alone;
 mod choice;
+mod planning;
 mod recorded;
 mod steps;
 
@@ -18,12 +20,8 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use self::choice::{Chosen, Reduced};
 use self::steps::Call;
-use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::exchange::step_shape::StepShape;
-use crate::cuda::movers::engines::ways_for_sums;
-use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::movers::step_record::StepRecord;
@@ -32,15 +30,12 @@ use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::shard::Shard;
-use crate::cuda::product::{Product, check_alike, check_operands, check_size};
+use crate::cuda::product::{Product, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{
-    Activation, MAX_DIMENSION, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
-    Schedule, Way,
-};
+use crate::plan::{Operation, Plan, Problem, Reduction, Scaling, Schedule, Way};
 use crate::tune::Tuning;
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls in
@@ -320,80 +315,6 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         ])
     }
 
-    /// Plans with all ranks.
-    fn join(
-        group: &Arc<Group>,
-        device: &Device,
-        products: &[(Problem, GemmOptions)],
-        options: &CollectiveOptions,
-        reduction: Reduction,
-        tuning: &Tuning,
-    ) -> Result<Self> {
-        let obstacle = obstacle(group, device, options.timeouts.first)?;
-        let refuse = |error| Gatherer::refuse(group, options, error);
-        let first = check_alike(products).map_err(refuse)?;
-        let columns = columns_of(products).map_err(refuse)?;
-        let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let open = ways_for_sums(options, first, operation, obstacle.as_deref());
-        let open = open.map_err(refuse)?;
-        let reduced = Reduced { operation, products, columns, partials };
-        let none = Tuning::none();
-        // As in a gather, a strategy that is asked for is planned without a table.
-        let tuning = if options.strategy.is_some() { &none } else { tuning };
-        let Chosen { way, products, why } = match GEMM {
-            true => reduced.choose(&open, tuning, device.info()),
-            false => reduced.choose_alone(&open),
-        };
-        let adds_up = operation.products_add_up(way.strategy, way.engine);
-        let sums = Self::plan_sums(device, &products, way, adds_up, (columns, partials));
-        let sums = sums.map_err(refuse)?;
-        let product = sums[0].product.as_ref();
-        let tiling = product.map_or(PlanOptions::default().tiling, Product::tiling);
-        // What a table has decided is in it, so that ranks with different tables notice.
-        let kind = format!("{operation} {way:?} {products:?} {reduction:?}");
-        let sent = Some((columns, partials));
-        let purpose = Purpose { kind: &kind, tiling, operation, way, sums: sent };
-        let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;
-        let products = sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
-        gatherer.note_products(products.map(Product::occupied_sms).max().unwrap_or(0));
-        tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
-        Ok(Reduce { gatherer, sums, reduction, why })
-    }
-
-    fn plan_sums(
-        device: &Device,
-        products: &[(Problem, GemmOptions)],
-        way: Way,
-        adds_up: bool,
-        (columns, partials): (u32, Partials),
-    ) -> Result<Vec<Sum>> {
-        let mut next = 0;
-        let sum = |(problem, options): &(Problem, GemmOptions)| {
-            problem.check_tma()?;
-            let part = way.part_of_sums(&problem.of_sums(columns, partials.element())?)?;
-            check_size(&part)?;
-            // What becomes of a total is no business of the product's.
-            let plain = GemmOptions {
-                activation: Activation::None,
-                bias: false,
-                c: false,
-                ..options.clone()
-            };
-            let product = GEMM.then(|| Product::plan(device, &part, &plain)).transpose()?;
-            let adding = || {
-                problem.check_fused_sums(partials.element())?;
-                let options = GemmOptions { adds_others: true, ..options.clone() };
-                Product::plan(device, &way.part_of_sums(problem)?, &options)
-            };
-            let adding = adds_up.then(adding).transpose()?;
-            let (problem, options) = (problem.clone(), options.clone());
-            let column = next;
-            next += u64::from(problem.n()) * u64::from(partials.element().size());
-            Ok(Sum { problem, options, product, adding, column })
-        };
-        products.iter().map(sum).collect()
-    }
-
     /// The type of the sums that ranks send or read.
     fn sum_type(&self) -> ElementType {
         self.reduction.partials.element()
@@ -483,41 +404,5 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// thread: [`Group::abort`].
     pub fn abort(&mut self, reason: &str) {
         self.gatherer.abort(reason);
-    }
-}
-
-/// The columns of all products together.
-fn columns_of(products: &[(Problem, GemmOptions)]) -> Result<u32> {
-    let columns: u64 = products.iter().map(|(problem, _)| u64::from(problem.n())).sum();
-    let (what, remedy) = ("the columns of all products together", "plan several operations");
-    Error::check_range(what, columns, 1..=MAX_DIMENSION.into(), remedy)?;
-    Ok(columns as u32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::element::ElementType::{Bf16, F16, F32};
-    use crate::plan::BLayout;
-
-    #[test]
-    fn sums_lie_side_by_side_in_the_type_of_partials() {
-        let one = Problem::builder(100, 48, 64).shards(&[40, 0, 60]).elements(F16, F16, F32);
-        let one = one.b_layout(BLayout::Kn).lda(72).ldb(56).ldd(52).build().unwrap();
-        let other = Problem::builder(100, 16, 64).shards(&[40, 0, 60]).build().unwrap();
-        let products = [one.clone(), other].map(|problem| (problem, GemmOptions::default()));
-        assert_eq!(columns_of(&products), Ok(64));
-        let sums = one.of_sums(64, Bf16).unwrap();
-        assert_eq!((sums.n(), sums.ldd(), sums.elements().d), (48, 64, Bf16));
-        assert_eq!((sums.lda(), sums.ldb(), sums.b_layout()), (72, 56, BLayout::Kn));
-        assert_eq!(sums.shards(), one.shards());
-    }
-
-    #[test]
-    fn too_many_columns_are_refused() {
-        let wide = Problem::builder(1, 1 << 30, 16).build().unwrap();
-        let wide = (wide, GemmOptions::default());
-        let text = columns_of(&[wide.clone(), wide]).unwrap_err().to_string();
-        assert!(text.starts_with("the columns of all products together is 2147483648"), "{text}");
     }
 }

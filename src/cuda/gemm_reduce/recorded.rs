@@ -22,7 +22,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
     }
 
     /// [`GemmReduce::enqueue_raw`] with the planned rows, keeping when each tile, each push and each addition was: for looking at, as
-    /// it costs the step some microseconds. Not in graphs. NCCL's sums leave no record.
+    /// it costs the step some microseconds. Not in graphs. What NCCL sends is within its additions.
     ///
     /// # Safety
     /// As for [`GemmReduce::enqueue_raw`]; `record` lives until the step has ended.
