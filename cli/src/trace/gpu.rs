@@ -16,7 +16,7 @@ use crate::bench::gpu::check::{Adder, Check};
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
 use crate::bench::gpu::ranks::checks::{room_for_totals, whose_inputs};
-use crate::bench::gpu::ranks::contenders::{Gathered, Place, Recorded, Reduced, Summing};
+use crate::bench::gpu::ranks::contenders::{Place, Summing, plan_whole};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
 use crate::bench::gpu::ranks::exchange::{all_values, common_sets};
 use crate::bench::gpu::ranks::told;
@@ -69,11 +69,7 @@ fn one_step(
         (false, _) => None,
     };
     let gemm = GemmOptions::default().with_constant_b(true);
-    let mut step: Box<dyn Recorded> = match operation {
-        Operation::GemmReduceScatter => Box::new(Reduced::<false>::plan(summing, &options, &gemm)?),
-        Operation::GemmAllReduce => Box::new(Reduced::<true>::plan(summing, &options, &gemm)?),
-        _ => Box::new(Gathered::plan(place, &options, &gemm)?),
-    };
+    let mut step = plan_whole(summing, &options, &gemm)?()?;
     let d = totals.get(check.set).unwrap_or(&inputs.sets[check.set].d);
     let checked = check.run_into(gpu, d, &[d], Adder::Own, |set| step.enqueue(set))?;
     step.check()?;

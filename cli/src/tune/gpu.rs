@@ -294,7 +294,7 @@ impl<'a> Here<'a> {
                 }
                 Err(error) => return Err(error),
             };
-            let mut planned = start()?;
+            let mut planned = start()?.into_contender();
             let checked = self.checks.run(case, &mut planned)?;
             planned.step.check()?;
             if let Some(why) = wrong_anywhere(group, checked.err())? {

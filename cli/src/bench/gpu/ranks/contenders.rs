@@ -38,8 +38,10 @@ pub trait Step {
     }
 }
 
-/// A step that can be recorded.
-pub trait Recorded: Step {
+/// A whole operation of this crate, ready for steps: a contender, or a step to record.
+pub trait Whole<'a>: Step {
+    /// As a contender.
+    fn into_contender(self: Box<Self>) -> Planned<'a>;
     /// Enqueues such a step, which is kept in `record`.
     fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()>;
     /// Room for one.
@@ -202,13 +204,6 @@ pub struct Gathered<'a> {
 }
 
 impl<'a> Gathered<'a> {
-    /// Plans it, and puts this rank's rows into both of their slots.
-    pub fn plan(place: Place<'a>, options: &CollectiveOptions, gemm: &GemmOptions) -> Result<Self> {
-        let Place { gpu, group, problem, .. } = place;
-        let layer = AllGatherGemm::plan(group, &gpu.device, problem, options, gemm)?;
-        Self::of(place, layer)
-    }
-
     /// One that is planned; puts this rank's rows into both of their slots.
     fn of(place: Place<'a>, layer: AllGatherGemm) -> Result<Self> {
         let gpu = place.gpu;
@@ -225,16 +220,8 @@ impl<'a> Gathered<'a> {
         Ok(it)
     }
 
-    /// As a contender.
-    fn into_step(self) -> Planned<'a> {
-        let (setup, what) = (self.setup(), self.describe().replace('\n', "; "));
-        let identity = Some(format!("{setup:?}"));
-        let setup = Some(setup);
-        Planned { setup, identity, ..Planned::new(Kind::AllGatherGemm, what, self) }
-    }
-
     /// How it is carried out, for predictions.
-    pub fn setup(&self) -> Setup {
+    fn setup(&self) -> Setup {
         let kernel = self.layer.kernel();
         Setup::of_plan(self.planned(), kernel, self.layer.choice().splits, self.layer.sm_count())
     }
@@ -253,7 +240,14 @@ impl<'a> Gathered<'a> {
     }
 }
 
-impl Recorded for Gathered<'_> {
+impl<'a> Whole<'a> for Gathered<'a> {
+    fn into_contender(self: Box<Self>) -> Planned<'a> {
+        let (setup, what) = (self.setup(), self.describe().replace('\n', "; "));
+        let identity = Some(format!("{setup:?}"));
+        let setup = Some(setup);
+        Planned { setup, identity, ..Planned::new(Kind::AllGatherGemm, what, *self) }
+    }
+
     fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()> {
         let (shard, operands) = self.step(set);
         let stream = &self.place.gpu.stream;
@@ -342,8 +336,8 @@ impl Step for Gather<'_> {
     }
 }
 
-/// An operation of this crate that all ranks have planned; its first steps make it a contender.
-pub type Unstarted<'a> = Box<dyn FnOnce() -> Result<Planned<'a>> + 'a>;
+/// An operation of this crate that all ranks have planned; its first steps make it ready.
+pub type Unstarted<'a> = Box<dyn FnOnce() -> Result<Box<dyn Whole<'a> + 'a>> + 'a>;
 
 /// Plans the whole operation. It is refused on all ranks alike.
 pub fn plan_whole<'a>(
@@ -357,15 +351,15 @@ pub fn plan_whole<'a>(
     Ok(match operation {
         Operation::GemmReduceScatter => {
             let layer = GemmReduceScatter::plan(group, device, problem, options, gemm, sum)?;
-            Box::new(move || Ok(Reduced::of(case, layer)?.into_step()))
+            Box::new(move || Ok(Box::new(Reduced::of(case, layer)?)))
         }
         Operation::GemmAllReduce => {
             let layer = GemmAllReduce::plan(group, device, problem, options, gemm, sum)?;
-            Box::new(move || Ok(Reduced::of(case, layer)?.into_step()))
+            Box::new(move || Ok(Box::new(Reduced::of(case, layer)?)))
         }
         _ => {
             let layer = AllGatherGemm::plan(group, device, problem, options, gemm)?;
-            Box::new(move || Ok(Gathered::of(place, layer)?.into_step()))
+            Box::new(move || Ok(Box::new(Gathered::of(place, layer)?)))
         }
     })
 }
@@ -377,17 +371,6 @@ pub struct Reduced<'a, const ALL: bool> {
 }
 
 impl<'a, const ALL: bool> Reduced<'a, ALL> {
-    /// Plans it.
-    pub fn plan(
-        summing: Summing<'a>,
-        options: &CollectiveOptions,
-        gemm: &GemmOptions,
-    ) -> Result<Self> {
-        let Place { gpu, group, problem, .. } = summing.place;
-        let sum = Reduction::default();
-        Self::of(summing, GemmReduce::plan(group, &gpu.device, problem, options, gemm, sum)?)
-    }
-
     /// One that is planned; takes a step in each of its two buffers: what is left there is of the first set, and shows in a total
     /// of another.
     fn of(summing: Summing<'a>, layer: GemmReduce<ALL>) -> Result<Self> {
@@ -399,16 +382,6 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
         gpu.synchronize()?;
         it.layer.check()?;
         Ok(it)
-    }
-
-    /// As a contender.
-    fn into_step(self) -> Planned<'a> {
-        let explained = self.layer.explain();
-        // The first line says why, which differs where somebody asks for what is chosen anyway.
-        let how: Vec<&str> = explained.lines().skip(1).collect();
-        let identity = Some(format!("{:?} {how:?}", self.layer.way()));
-        let what = explained.trim_end().replace('\n', "; ");
-        Planned { identity, ..Planned::new(Kind::whole(self.summing.operation), what, self) }
     }
 
     /// What this rank brings to a step with the matrices of that set, and its operands.
@@ -425,7 +398,16 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
     }
 }
 
-impl<const ALL: bool> Recorded for Reduced<'_, ALL> {
+impl<'a, const ALL: bool> Whole<'a> for Reduced<'a, ALL> {
+    fn into_contender(self: Box<Self>) -> Planned<'a> {
+        let explained = self.describe();
+        // The first line says why, which differs where somebody asks for what is chosen anyway.
+        let how: Vec<&str> = explained.lines().skip(1).collect();
+        let identity = Some(format!("{:?} {how:?}", self.layer.way()));
+        let what = explained.replace('\n', "; ");
+        Planned { identity, ..Planned::new(Kind::whole(self.summing.operation), what, *self) }
+    }
+
     fn enqueue_recorded(&mut self, set: usize, record: &mut StepRecord) -> Result<()> {
         let (rows, total) = self.step(set);
         let stream = &self.summing.place.gpu.stream;

@@ -97,7 +97,7 @@ impl Bench<'_> {
                 }
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
-                plan_whole(case, &options, &gemm)?()?
+                plan_whole(case, &options, &gemm)?()?.into_contender()
             }
         })
     }
