@@ -88,6 +88,14 @@ impl Chunks {
 
     /// The same chunks, each arriving in 1, 2, 4 or 8 spans of columns, one after the other. A product on a GPU whose
     /// tiles all fit it at the same time then multiplies the first span while the next one travels.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::{Chunks, Shards};
+    ///
+    /// let chunks = Chunks::even(&Shards::even(64, 2)?, 1)?.in_spans(4)?;
+    /// assert_eq!((chunks.len(), chunks.signals()), (2, 8)); // chunk 1: signals 4..8
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn in_spans(self, spans: u32) -> Result<Self> {
         if !spans.is_power_of_two() || spans > MAX_SPANS {
             let remedy = "choose a power of two in that range";

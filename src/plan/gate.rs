@@ -4,9 +4,9 @@
 //! What belongs here: which columns are which, and what can be gated. Invariant: `csrc/overlap_gemm.h` says the same of
 //! `og_gemm_shape`'s `gated`.
 
+use super::operation::Operation;
 use super::problem::Problem;
 use super::shards::MAX_DIMENSION;
-use super::way::Operation;
 use crate::error::{Error, Result};
 
 /// Neighbouring columns of B that are gates; as many behind them are what these gate.

@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
+use super::operation::Operation;
 use super::problem::Problem;
 use super::shards::{MAX_DIMENSION, Shards};
-use super::way::Operation;
 use crate::error::{Error, Result};
 
 /// Rows of D that one product can compute: they lie side by side in A, and have the same columns of A · B.

@@ -7,9 +7,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use super::operation::Operation;
 use super::problem::Problem;
 use super::tiles::Tiling;
-use super::way::{Engine, Operation, Strategy};
+use super::way::{Engine, Strategy};
 use super::whole::{Plan, PlanOptions, RankPlan};
 use crate::error::{Error, Result};
 

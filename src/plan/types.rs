@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::way::Operation;
+use super::operation::Operation;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 

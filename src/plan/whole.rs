@@ -8,9 +8,10 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::chunks::{Chunks, MAX_CHUNKS};
+use super::operation::Operation;
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileShape, Tiling};
-use super::way::{Engine, MAX_PUSHED, Operation, Strategy, Way, rows_come_early};
+use super::way::{Engine, MAX_PUSHED, Strategy, Way, rows_come_early};
 use crate::error::{Error, Result};
 
 /// Bytes that a GPU moves in about the time of a second shot by a kernel: of a fence, a signal and a wait.
@@ -146,6 +147,15 @@ impl Plan {
     /// The same plan for a step with other rows of each rank, with at most this plan's M in total.
     ///
     /// No rank gets more chunks than the largest number of chunks of a rank in this plan, nor chunks of more spans.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+    ///
+    /// let problem = Problem::builder(4096, 512, 256).ranks(2).build()?;
+    /// let step = Plan::new(&problem, PlanOptions::default())?.for_rows(&[100, 28])?;
+    /// assert_eq!(step.problem().m(), 128);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
         let problem = self.problem.with_shards(rows)?;
         let remedy = "plan for the largest M that any step will have";

@@ -28,8 +28,9 @@ use std::fmt;
 pub use machine::{explore, run};
 
 use super::chunks::Chunks;
+use super::operation::Operation;
 use super::schedule::{Lane, Schedule, Step, Word};
-use super::way::{Engine, Operation};
+use super::way::Engine;
 use super::whole::Plan;
 
 /// What is wrong with schedules.

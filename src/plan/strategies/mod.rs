@@ -7,9 +7,10 @@
 mod push;
 mod reduce;
 
+use super::operation::Operation;
 use super::schedule::{Lane, Schedule, Step, Word};
 use super::tiles::TileOrder;
-use super::way::{Operation, Strategy};
+use super::way::Strategy;
 use super::whole::Plan;
 use crate::error::Result;
 

@@ -1,8 +1,8 @@
 //! The schedules of reductions, step by step.
 
+use super::super::super::operation::Operation;
 use super::super::super::problem::Problem;
 use super::super::super::schedule::Schedule;
-use super::super::super::way::Operation;
 use super::*;
 
 /// Of rank 1 of three.
