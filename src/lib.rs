@@ -62,6 +62,8 @@ mod fit;
 pub mod group;
 pub mod host;
 pub mod kernels;
+#[cfg(doctest)]
+mod misuse;
 pub mod plan;
 pub mod predict;
 pub mod random;

@@ -347,6 +347,18 @@ fn buffers_that_do_not_fit_are_refused() {
     let fewer = DeviceMatrixMut::new(&mut d, 63, 64);
     let error = gemm.enqueue(stream, Operands::new(&full, &full, fewer)).unwrap_err();
     assert!(error.to_string().starts_with("the rows of D is 63"), "{error}");
+    let alone = Operands::new(&full, &full, &mut d).ranks_rows(&[64]);
+    let error = gemm.enqueue(stream, alone).unwrap_err();
+    assert!(
+        error.to_string().contains("`ranks_rows` of the operands of a product alone"),
+        "{error}"
+    );
+    let wide = Problem::builder(4096, 4096, 64).build().unwrap();
+    let wide = Gemm::plan(&gpu.device, &wide, &GemmOptions::default()).unwrap();
+    let mut records = wide.records().unwrap();
+    let other = Operands::new(&full, &full, &mut d).records(&mut records);
+    let error = gemm.enqueue(stream, other).unwrap_err();
+    assert!(error.to_string().starts_with("the length of the tile records is"), "{error}");
     let options = GemmOptions::default().with_sm_limit(100_000);
     let error = Gemm::plan(&gpu.device, &problem, &options).map(|_| ()).unwrap_err();
     assert!(error.to_string().starts_with("the SM limit is 100000"), "{error}");

@@ -207,3 +207,25 @@ fn check_row_bytes(bytes: u64) -> Result<()> {
     Error::check_range("the bytes of a row", bytes, 16..=MAX_DIMENSION.into(), remedy)?;
     check_aligned("a row", bytes, "pad rows to a multiple of 16 bytes")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_whole_units_of_16_bytes() {
+        for bytes in [16, 8192] {
+            assert_eq!(check_row_bytes(bytes), Ok(()));
+        }
+        let refused = [
+            (0, "the bytes of a row is 0, but must be between 16 and"),
+            (8, "the bytes of a row is 8"),
+            (1 << 40, "the bytes of a row is 1099511627776"),
+            (24, "a row is 24 bytes"),
+        ];
+        for (bytes, text) in refused {
+            let error = check_row_bytes(bytes).unwrap_err().to_string();
+            assert!(error.starts_with(text), "{error}");
+        }
+    }
+}

@@ -156,8 +156,9 @@ impl AsyncGemm {
     /// [`Signals::advance`] began. There are operands for each planned product, all with the same A. `wait` has the chunks of this
     /// call's rows, if these are fewer than planned (`None`: as planned).
     ///
-    /// Give A as a [`DeviceMatrix::from_raw`](crate::cuda::DeviceMatrix::from_raw): with a slice, `cudarc` makes the product wait
-    /// for all earlier work on A, and nothing overlaps.
+    /// A is a [`DeviceMatrix::from_raw`](crate::cuda::DeviceMatrix::from_raw). A slice is refused: `cudarc` would order copies into
+    /// it and the product, one behind the other. The same holds for row scales that arrive: these need
+    /// [`AsyncGemm::enqueue_all_raw`].
     ///
     /// After a timeout or an abort the products still end, with D undefined: [`Signals::check`] returns the error when the
     /// stream's work has ended. This call refuses a capture; use [`AsyncGemm::enqueue_raw`] in graphs.
@@ -171,7 +172,10 @@ impl AsyncGemm {
         let operands: Vec<_> = operands.into_iter().collect();
         check_operands(operands.len(), self.products.len())?;
         let m = wait.unwrap_or(&self.wait).check_fits(self.problem())?;
-        operands.iter().try_for_each(|operands| check_rows(operands.rows, m))?;
+        operands.iter().try_for_each(|operands| {
+            operands.a.check_may_arrive()?;
+            check_rows(operands.rows, m)
+        })?;
         let held: Vec<_> = (self.products.iter().zip(operands))
             .map(|(product, operands)| product.hold(stream, operands.rows(m)))
             .collect::<Result<_>>()?;

@@ -109,6 +109,20 @@ impl Gemm {
 
     /// [`Gemm::enqueue`] for memory that is not `cudarc`'s: another library's, or a peer's.
     ///
+    /// ```no_run
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaGraph, CudaStream, sys};
+    /// # use overlap_gemm::cuda::{Gemm, RawOperands};
+    /// # use std::{error::Error, sync::Arc};
+    /// # unsafe fn captured(gemm: &Gemm, stream: &Arc<CudaStream>, [a, b, d]: [u64; 3])
+    /// #     -> Result<CudaGraph, Box<dyn Error>> {
+    /// stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    /// // SAFETY: the memory is as long as the problem says, and outlives the graph.
+    /// unsafe { gemm.enqueue_raw(stream, &RawOperands::new(a, b, d))? };
+    /// let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
+    /// # Ok(graph.expect("a product"))
+    /// # }
+    /// ```
+    ///
     /// # Safety
     /// The addresses are of memory that this plan's device can read (D and the records: write), of the
     /// planned types, for [`Problem::a_len`], [`Problem::b_len`] and [`Problem::d_len_of`] elements

@@ -146,6 +146,18 @@ impl GroupOptions {
 
 /// One rank's handle on its group. Dropping it leaves the group: the others learn of it, and continue until they need this
 /// rank.
+///
+/// ```
+/// use overlap_gemm::group::Group;
+///
+/// let mut ranks = Group::local(2)?;
+/// let (one, zero) = (ranks.remove(1), ranks.remove(0));
+/// assert_eq!((zero.rank(), one.ranks()), (0, 2));
+/// zero.abort("rank 0 has run out of input"); // the group ends on all ranks
+/// let error = one.check().expect_err("the group is over");
+/// assert!(error.to_string().contains("run out of input"));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 pub struct Group {
     rank: u32,
     members: Vec<Member>,
@@ -210,6 +222,18 @@ impl Group {
 
     /// Joins the group that `launch` describes: this process's rank and the address of rank 0. Blocks as
     /// [`Group::from_env`] does.
+    ///
+    /// ```no_run
+    /// use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
+    ///
+    /// // After a failure, the three ranks that live form a new group at another port.
+    /// # let number = 0;
+    /// let launch = Launch::at(number, 3, "node7", 29501);
+    /// let secret = Secret::find(|name| std::env::var_os(name))?;
+    /// let group = Group::meet(&launch, &secret, &GroupOptions::default())?;
+    /// # drop(group);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
         check_seat(launch.rank, launch.ranks, options)?;
         check_length("the job's name", &launch.job)?;

@@ -130,6 +130,21 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     }
 
     /// One step with several products of the same gathered A.
+    ///
+    /// ```
+    /// # use overlap_gemm::element::bf16;
+    /// # use overlap_gemm::host::{AllGatherGemm, Group, Product, Stream};
+    /// # use overlap_gemm::plan::{PlanOptions, Problem};
+    /// # let problem = Problem::builder(8, 16, 32).build()?;
+    /// # let mut layer = AllGatherGemm::<bf16>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+    /// # let (shard, q, kv) = ([bf16::ONE; 8 * 32], [bf16::ONE; 16 * 32], [bf16::ONE; 4 * 32]);
+    /// let (mut queries, mut others) = ([bf16::ZERO; 8 * 16], [bf16::ZERO; 8 * 4]);
+    /// // The second product has 4 columns instead of the planned 16.
+    /// let mut products = [Product::new(&q, &mut queries), Product::new(&kv, &mut others).n(4)];
+    /// layer.enqueue_all(&Stream::new(1)?, &shard[..], &mut products)?;
+    /// assert_eq!(others[0].to_f32(), 32.0);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn enqueue_all<'a>(
         &mut self,
         stream: &Stream,
@@ -154,6 +169,19 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     ///
     /// A producer that writes here saves the copy; the step is then enqueued with
     /// [`Shard::in_place`] and the same `rows`. The previous contents of the slot are unspecified.
+    ///
+    /// ```
+    /// # use overlap_gemm::element::bf16;
+    /// # use overlap_gemm::host::{AllGatherGemm, Group, Shard, Stream};
+    /// # use overlap_gemm::plan::{PlanOptions, Problem};
+    /// # let problem = Problem::builder(8, 16, 32).build()?;
+    /// # let mut layer = AllGatherGemm::<bf16>::plan(&Group::local(1)?[0], &problem, PlanOptions::new())?;
+    /// # let (stream, b, mut d) = (Stream::new(1)?, [bf16::ONE; 16 * 32], [bf16::ZERO; 8 * 16]);
+    /// layer.local_shard(None)?.fill(bf16::ONE); // before each step
+    /// layer.enqueue(&stream, Shard::in_place(), &b, &mut d)?;
+    /// assert_eq!(d[0].to_f32(), 32.0);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
         let shape = self.member.planned().with_rows(rows)?;
         if let Err(error) = self.member.prepare(&shape, &[]) {

@@ -102,6 +102,12 @@ pub trait Patience {
 }
 
 /// Whether a word that holds `seen` has reached `epoch`, across the wrap at 2³².
+///
+/// ```
+/// use overlap_gemm::host::protocol::reached;
+/// assert!(reached(7, 7) && !reached(6, 7));
+/// assert!(reached(0, u32::MAX)); // the epoch after it
+/// ```
 pub fn reached(seen: u32, epoch: u32) -> bool {
     seen.wrapping_sub(epoch) as i32 >= 0
 }
@@ -114,6 +120,25 @@ pub fn signal_slots(operation: Operation, slots_per_rank: u32, ranks: u32) -> u3
 }
 
 /// The words of one rank that other threads write.
+///
+/// ```
+/// use overlap_gemm::host::protocol::{Awaited, Mailbox, Patience};
+/// use std::sync::atomic::AtomicU32;
+///
+/// struct OneLook;
+/// impl Patience for OneLook {
+///     type Error = Awaited;
+///     fn pause(&mut self, awaited: Awaited, _: u32, _: u32) -> Result<(), Awaited> {
+///         Err(awaited)
+///     }
+/// }
+///
+/// let own = Mailbox::<AtomicU32>::new(4, 2, 0); // four chunks, two ranks; epoch 1 comes next
+/// let chunk = Awaited::Chunk { chunk: 3, from: 1 };
+/// assert_eq!(own.await_signal(3, 1, chunk, &mut OneLook), Err(chunk));
+/// own.post_signal(3, 1); // by rank 1, behind the chunk's rows
+/// assert_eq!(own.await_signal(3, 1, chunk, &mut OneLook), Ok(()));
+/// ```
 #[derive(Debug)]
 pub struct Mailbox<W> {
     /// One a signal slot.

@@ -205,6 +205,24 @@ impl<const ALL: bool, S: Element, D: Element> Reduce<ALL, S, D> {
 impl<const ALL: bool, S: Element> Reduce<ALL, S> {
     /// [`Reduce::enqueue`] in place: the totals, which have the type of the sums, overwrite the sums of the same rows. The other
     /// rows stay as they are.
+    ///
+    /// ```
+    /// use overlap_gemm::element::bf16;
+    /// use overlap_gemm::host::{AllReduce, Group, Rank, Stream};
+    /// use overlap_gemm::plan::{PlanOptions, Reduction};
+    ///
+    /// fn one_rank(rank: Rank) -> overlap_gemm::Result<()> {
+    ///     let (options, sum) = (PlanOptions::default(), Reduction::default());
+    ///     let mut reduce = AllReduce::<bf16>::plan(&rank, &[2, 2], 8, options, sum)?;
+    ///     let mut sums = [bf16::ONE; 4 * 8];
+    ///     reduce.enqueue_in_place(&Stream::for_ranks(2), None, &mut sums)?;
+    ///     assert_eq!(sums, [bf16::from_f32(2.0); 4 * 8]);
+    ///     Ok(())
+    /// }
+    /// # let threads: Vec<_> = Group::local(2)?.into_iter().map(|rank| std::thread::spawn(|| one_rank(rank))).collect();
+    /// # threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))?;
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn enqueue_in_place(
         &mut self,
         stream: &Stream,

@@ -35,6 +35,24 @@ use crate::plan::{BLayout, GATE_COLUMNS, Problem, gate_column};
 const MAX_K: u32 = (1 << 23) - 4;
 
 /// One product's inputs, all of A at once.
+///
+/// ```
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::random::Random;
+/// use overlap_gemm::reference::Reference;
+///
+/// let problem = Problem::builder(2, 1, 64).build()?;
+/// let mut random = Random::new(1);
+/// let (a, b) = (random.elements::<bf16>(2 * 64), random.elements::<bf16>(64));
+/// # let own_kernel = |a: &[bf16], b: &[bf16]| -> Vec<bf16> {
+/// #     let sum = |row: &[bf16]| row.iter().zip(b).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+/// #     a.chunks(64).map(|row| bf16::from_f32(sum(row))).collect()
+/// # };
+/// let report = Reference::new(&problem, &a, &b, &[], &[])?.compare(&own_kernel(&a, &b), 0..2)?;
+/// assert!(report.wrong == 0, "{:?}", report.first_wrong);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Reference<'a, A, B> {
     problem: &'a Problem,

@@ -17,6 +17,16 @@ use crate::plan::{
 use crate::predict::Setup;
 
 /// The properties that the problems of an entry share, except the size.
+///
+/// ```
+/// use overlap_gemm::plan::{Operation, Problem};
+/// use overlap_gemm::tune::Family;
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let family = Family::of(Operation::AllGatherGemm, &problem, "NVIDIA H200");
+/// assert_eq!(family.to_string(), "all-gather + GEMM on 2 × NVIDIA H200, bf16 × bf16 → bf16");
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
@@ -153,6 +163,14 @@ impl fmt::Display for Multiplying {
 }
 
 /// Microseconds of a step on the slowest rank, the median over the rounds.
+///
+/// ```
+/// use overlap_gemm::tune::Times;
+///
+/// let only_in_graphs = Times { graph: Some(374.0), ..Times::default() };
+/// assert!(Times::RANGE_US.contains(&374.0));
+/// # let _ = only_in_graphs;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {

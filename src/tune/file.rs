@@ -137,6 +137,13 @@ pub(super) fn put(entries: &mut Vec<Entry>, new: impl IntoIterator<Item = Entry>
 }
 
 /// The default location of a user's table: `overlap-gemm/tuning.json` in the folder for caches.
+///
+/// ```
+/// use overlap_gemm::tune::default_path;
+///
+/// let path = default_path(|name| (name == "HOME").then(|| "/home/ada".into()));
+/// assert_eq!(path, Some("/home/ada/.cache/overlap-gemm/tuning.json".into()));
+/// ```
 pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;

@@ -419,6 +419,10 @@ fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let signals = Signals::new(&gpu.device, 4).unwrap();
     let whole = RawOperands::new(16, 16, 16);
     let few = Signals::new(&gpu.device, 3).unwrap();
+    for slots in [0, overlap_gemm::plan::MAX_CHUNKS + 1] {
+        let text = Signals::new(&gpu.device, slots).map(drop).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("the number of signal slots is {slots}")), "{text}");
+    }
     // SAFETY: refused before any address is used.
     let errors = unsafe {
         let short = gemm.enqueue_raw(&gpu.stream, &whole.rows(255), &signals);
@@ -435,6 +439,11 @@ fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let short = Operands::new(input, input, d).rows(255);
     let error = gemm.enqueue(&gpu.stream, [short], None, &signals).unwrap_err();
     assert!(error.to_string().starts_with("the number of rows is 255"), "{error}");
+    let mut matrix = gpu.stream.alloc_zeros::<bf16>(256 * 256).unwrap();
+    let slice = gpu.stream.alloc_zeros::<bf16>(256 * 256).unwrap();
+    let operands = Operands::new(&slice, input, &mut matrix);
+    let error = gemm.enqueue(&gpu.stream, [operands], None, &signals).unwrap_err();
+    assert!(error.to_string().contains("an A that is a slice of `cudarc`"), "{error}");
 
     let wait = |m, k| {
         let problem = Problem::builder(m, 256, k).build().unwrap();

@@ -10,7 +10,7 @@ use crate::gpu::inputs::{random_bytes, read_bytes};
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr as _, result};
-use overlap_gemm::cuda::{AllGather, SignalPad, SymmetricMemory};
+use overlap_gemm::cuda::{AllGather, MAX_CHANNELS, SignalPad, SymmetricMemory};
 use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
 
@@ -191,6 +191,20 @@ fn a_check_does_not_wait_for_the_stream() {
         pad.put(&rank.gpu.stream, 0, 0).unwrap();
         gather.synchronize(&stream).unwrap();
         pad.check().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_pad_has_one_to_1024_channels() {
+    on_ranks(1, |rank| {
+        for channels in [0, MAX_CHANNELS + 1] {
+            let made = SignalPad::new(&rank.group, &rank.gpu.device, channels, LIMIT);
+            let text = made.map(drop).unwrap_err().to_string();
+            let expected = format!("the number of channels is {channels}, but must be between 1");
+            assert!(text.starts_with(&expected), "{text}");
+        }
+        rank.group.check().unwrap();
     });
 }
 

@@ -102,6 +102,20 @@ impl AllGatherGemm {
 
     /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own. Their problems
     /// have the same shards, K, row stride of A, element type of A and scaling.
+    ///
+    /// ```no_run
+    /// use overlap_gemm::cuda::{Activation, AllGatherGemm, CollectiveOptions, Device, GemmOptions};
+    /// use overlap_gemm::group::GroupOptions;
+    /// use overlap_gemm::plan::Problem;
+    ///
+    /// let (group, device) = Device::join(&GroupOptions::default())?;
+    /// let of_columns = |n| Problem::builder(4096, n, 8192).ranks(group.ranks().into()).build();
+    /// let gate = GemmOptions::default().with_activation(Activation::Silu);
+    /// let products = [(of_columns(3584)?, gate), (of_columns(1024)?, GemmOptions::default())];
+    /// let options = CollectiveOptions::default();
+    /// let layer = AllGatherGemm::plan_all(&group, &device, &products, &options)?;
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
     pub fn plan_all(
         group: &Arc<Group>,
         device: &Device,
@@ -203,6 +217,22 @@ impl AllGatherGemm {
     /// The address and the size in bytes of the slot for this rank's rows of the next step, with row stride `lda`. Steps alternate
     /// between two slots: ask before each step, with its `rows`. A kernel that writes there must follow the latest step in the
     /// order of that step's stream.
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, CudaSlice};
+    /// # use overlap_gemm::cuda::{AllGatherGemm, RawOperands, Shard};
+    /// # use overlap_gemm::element::bf16;
+    /// # use std::sync::Arc;
+    /// # fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: &CudaSlice<bf16>, d: &mut CudaSlice<bf16>,
+    /// #     write_rows: impl Fn(u64)) -> overlap_gemm::Result<()> {
+    /// let (slot, _bytes) = layer.local_shard(None)?;
+    /// write_rows(slot); // a kernel on `stream`
+    /// let ((b, _read), (d, _written)) = (b.device_ptr(stream), d.device_ptr_mut(stream));
+    /// let operands = [RawOperands::of_gathered(b, d)];
+    /// // SAFETY: the guards keep B and D until the stream has used them.
+    /// unsafe { layer.enqueue_raw(stream, Shard::in_place(), &operands) }
+    /// # }
+    /// ```
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
@@ -217,6 +247,20 @@ impl AllGatherGemm {
     /// Enqueues a copy of the latest step's gathered A to `to`, with row stride `lda` and without row scales, for work after the
     /// next step, such as the weight gradient. `stream` must be the step's. After a captured step the call is refused: the host does
     /// not know which step is the latest. A failed step leaves undefined rows: [`AllGatherGemm::check`] returns the error.
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::Result;
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream};
+    /// # use overlap_gemm::cuda::{AllGatherGemm, Operands};
+    /// # use overlap_gemm::element::bf16;
+    /// # use std::sync::Arc;
+    /// # fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, [shard, b]: [&CudaSlice<bf16>; 2],
+    /// #     d: &mut CudaSlice<bf16>, kept: &mut CudaSlice<bf16>) -> Result<()> {
+    /// layer.enqueue(stream, [Operands::new(shard, b, d)])?;
+    /// layer.copy_gathered(stream, kept)?; // M × K numbers
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn copy_gathered<'a, A: Element>(
         &mut self,
         stream: &Arc<CudaStream>,

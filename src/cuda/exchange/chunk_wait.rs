@@ -194,4 +194,15 @@ mod tests {
         assert!(error.starts_with("the number of chunks is 258, but must be between 1 and 256"));
         assert!(refused(1024, 4, 2).starts_with("rank is 2"));
     }
+
+    #[test]
+    fn spans_of_another_k_are_refused() {
+        let of_k = |k| Problem::builder(1024, 64, k).ranks(2).build().unwrap();
+        let chunks = Chunks::even(of_k(8192).shards(), 1).unwrap().in_spans(4).unwrap();
+        let wait = ChunkWait::plan(&of_k(8192), &chunks, 0).unwrap();
+        assert_eq!(wait.check_fits(&of_k(8192)), Ok(1024));
+        let text = wait.check_fits(&of_k(4096)).unwrap_err().to_string();
+        let expected = "the bytes of a span of columns that is awaited is 4096, but must be 2048";
+        assert!(text.starts_with(expected), "{text}");
+    }
 }

@@ -152,6 +152,18 @@ impl SignalPad {
     }
 
     /// Makes `stream` wait until all ranks' streams have come here. What they did before is then seen.
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::cuda::cudarc::driver::CudaStream;
+    /// # use overlap_gemm::cuda::SignalPad;
+    /// # use std::sync::Arc;
+    /// # fn step(pad: &SignalPad, stream: &Arc<CudaStream>, read_peers_rows: impl Fn()) -> overlap_gemm::Result<()> {
+    /// read_peers_rows(); // a kernel on `stream`
+    /// pad.barrier(stream, 0)?;
+    /// // Work on `stream` may now overwrite what peers have read.
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn barrier(&self, stream: &Arc<CudaStream>, channel: u32) -> Result<()> {
         self.meet(stream, None, channel, true, true)
     }

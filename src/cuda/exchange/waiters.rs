@@ -142,6 +142,13 @@ mod tests {
     use crate::plan::Shards;
 
     #[test]
+    fn other_rows_on_another_rank_are_named() {
+        let text = other_layout(0, 1, 7).to_string();
+        assert!(text.starts_with("the rows of epoch 7 on rank 1 is laid out otherwise"), "{text}");
+        assert!(text.contains("rank 0") && text.contains("the same calls"), "{text}");
+    }
+
+    #[test]
     fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
         let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
         let limit = Duration::from_millis(250);

@@ -168,6 +168,25 @@ fn what_was_fixed_is_taken_or_refused() {
 }
 
 #[test]
+fn a_named_kernel_that_cannot_do_it_is_refused() {
+    let plain = problem(512, 512, 512);
+    let gated = Problem::builder(512, 512, 512).gated(true).build().unwrap();
+    let kernels = [
+        Kernel { gates: false, ..kernel("uneven", [128, 136], [2, 1], 1) },
+        Kernel { adds_others: false, ..kernel("full", [128, 256], [2, 1], 1) },
+    ];
+    let adds = GemmOptions { adds_others: true, ..GemmOptions::default() };
+    let texts = [
+        (&plain, adds.with_kernel("full"), "the kernel 'full' in a fused reduction"),
+        (&gated, GemmOptions::default().with_kernel("uneven"), "the kernel 'uneven' for a gated"),
+    ];
+    for (problem, options, text) in texts {
+        let error = choose(&kernels, problem, &options, 132).unwrap_err();
+        assert!(error.to_string().starts_with(text), "{error}");
+    }
+}
+
+#[test]
 fn one_sm_gets_a_kernel_without_clusters() {
     let (name, _) = chosen(&problem(4096, 4096, 4096), &GemmOptions::default().with_sm_limit(1));
     assert!(name == "small" || name == "middle", "{name}");

@@ -196,6 +196,17 @@ impl<'a, T> DeviceMatrix<'a, T> {
         self
     }
 
+    /// An error if this is a slice: `cudarc` makes whoever writes it later wait for the product that reads it now.
+    pub(crate) fn check_may_arrive(&self) -> Result<()> {
+        let Memory::Slice(_) = self.memory else { return Ok(()) };
+        Err(Error::Unsupported {
+            what: "an A that is a slice of `cudarc`, in a product that waits for its rows".into(),
+            why: "a copy into the slice would wait for the product, which waits for the copy"
+                .into(),
+            remedy: "give the slice's address to `DeviceMatrix::from_raw`",
+        })
+    }
+
     pub(crate) fn check(
         &self,
         what: &str,

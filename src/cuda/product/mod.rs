@@ -152,8 +152,11 @@ impl Product {
         refuse_capture(stream)?;
         operands.check(&self.problem, self.device.context(), operands.own_rows(&self.problem)?)?;
         if operands.ranks_rows.is_some() {
-            let remedy = "use `rows` for a product alone";
-            return Err(Error::mismatch("the rows of ranks", "there", "absent", remedy));
+            return Err(Error::Unsupported {
+                what: "`ranks_rows` of the operands of a product alone".into(),
+                why: "no other rank has rows in it".into(),
+                remedy: "use `rows`",
+            });
         }
         if let Some(records) = &operands.records {
             let (needed, remedy) = (self.record_count(), "make them with this plan's `records`");
@@ -261,6 +264,39 @@ pub(crate) fn check_operands(operands: usize, planned: usize) -> Result<()> {
     }
     let remedy = "give operands for each planned product";
     Err(Error::mismatch("the number of operands", operands, planned, remedy))
+}
+
+#[cfg(test)]
+mod several {
+    use super::*;
+    use crate::element::ElementType::{Bf16, F16, F32};
+
+    #[test]
+    fn products_of_different_inputs_are_refused() {
+        let of = |problem: crate::plan::ProblemBuilder| {
+            (problem.build().unwrap(), GemmOptions::default())
+        };
+        let first = of(Problem::builder(64, 32, 16).ranks(2));
+        // Another N, and another D.
+        let wide = Problem::builder(64, 128, 16).ranks(2).elements(Bf16, Bf16, F32).ldd(136);
+        let alike = [first.clone(), of(wide)];
+        assert_eq!(check_alike(&alike), Ok(&first.0));
+
+        let others = [
+            Problem::builder(64, 32, 32).ranks(2),
+            Problem::builder(64, 32, 16).ranks(4),
+            Problem::builder(64, 32, 16).ranks(2).lda(24),
+            Problem::builder(64, 32, 16).ranks(2).elements(F16, F16, F16),
+        ];
+        for other in others {
+            let text = check_alike(&[first.clone(), of(other)]).unwrap_err().to_string();
+            assert!(text.starts_with("the A of problem 1 is "), "{text}");
+        }
+        let text = check_alike(&[]).unwrap_err().to_string();
+        assert!(text.starts_with("the number of products is 0, but must be at least 1"), "{text}");
+        let text = check_operands(1, 2).unwrap_err().to_string();
+        assert!(text.starts_with("the number of operands is 1, but must be 2"), "{text}");
+    }
 }
 
 #[cfg(all(test, overlap_gemm_kernels))]

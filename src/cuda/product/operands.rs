@@ -107,6 +107,23 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
 
     /// Where D is fp8: raises `amax`, which is not negative, to the largest absolute value of the outputs before they are
     /// scaled; to NaN if one is NaN. Delayed scaling finds the next step's scale from it.
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::Result;
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream};
+    /// # use overlap_gemm::cuda::{Gemm, Operands};
+    /// # use overlap_gemm::element::F8E4M3;
+    /// # use std::sync::Arc;
+    /// # fn step(gemm: &Gemm, stream: &Arc<CudaStream>, [a, b]: [&CudaSlice<F8E4M3>; 2], d: &mut CudaSlice<F8E4M3>,
+    /// #     [of_a, of_b, of_d]: [&CudaSlice<f32>; 3]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// let mut amax = stream.alloc_zeros::<f32>(1)?;
+    /// let operands = Operands::new(a, b, d).scales(of_a, of_b).scale_d(of_d).amax(&mut amax);
+    /// gemm.enqueue(stream, operands)?;
+    /// let next_scale = 448.0 / stream.clone_dtoh(&amax)?[0];
+    /// # let _ = next_scale;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn amax(mut self, amax: &'a mut impl DevicePtrMut<f32>) -> Self {
         self.amax = Some(amax);
         self
@@ -126,6 +143,19 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     }
 
     /// In a collective step: `rows[r]` is the number of rows of rank r, the same on all ranks (default: as planned).
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::Result;
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream};
+    /// # use overlap_gemm::cuda::{AllGatherGemm, Operands};
+    /// # use overlap_gemm::element::bf16;
+    /// # use std::sync::Arc;
+    /// # fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, [shard, b]: [&CudaSlice<bf16>; 2],
+    /// #     d: &mut CudaSlice<bf16>) -> Result<()> {
+    /// // Rank 0 has 100 rows, rank 1 has 28. The slices may be as long as planned.
+    /// layer.enqueue(stream, [Operands::new(shard, b, d).ranks_rows(&[100, 28])])
+    /// # }
+    /// ```
     pub fn ranks_rows(mut self, rows: &'a [u32]) -> Self {
         self.ranks_rows = Some(rows);
         self

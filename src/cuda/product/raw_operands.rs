@@ -52,7 +52,7 @@ pub struct RawOperands {
     pub beta: f32,
     /// How many rows there are in this call; `None`: as many as planned.
     pub rows: Option<u32>,
-    /// Where the records of the tiles go: see [`TileRecords::address`](crate::cuda::TileRecords::address).
+    /// Where the records of the tiles go.
     pub records: CUdeviceptr,
     /// What a product with [`GemmOptions`]' `adds_others` adds.
     pub(crate) others: Option<OtherSums>,
@@ -130,6 +130,13 @@ impl RawOperands {
     #[must_use]
     pub fn rows(mut self, rows: u32) -> Self {
         self.rows = Some(rows);
+        self
+    }
+
+    /// Where the records of the tiles go: [`TileRecords::address`](crate::cuda::TileRecords::address).
+    #[must_use]
+    pub fn records(mut self, address: CUdeviceptr) -> Self {
+        self.records = address;
         self
     }
 

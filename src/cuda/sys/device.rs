@@ -245,6 +245,16 @@ impl Device {
 
     /// Its primary context, which the CUDA runtime and other libraries of the process use too: operations take streams and memory
     /// that any of them made on this GPU. To use a `CudaContext` that you have, open its [`ordinal`](CudaContext::ordinal).
+    ///
+    /// ```no_run
+    /// use overlap_gemm::cuda::Device;
+    /// use overlap_gemm::cuda::cudarc::driver::CudaContext;
+    ///
+    /// let theirs = CudaContext::new(0)?; // of another library
+    /// let device = Device::open(theirs.ordinal())?;
+    /// assert_eq!(device.context(), &theirs);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }

@@ -71,9 +71,9 @@ unsafe impl DeviceRepr for og_tile_record {}
 /// # let device = Device::open(0)?;
 /// # let stream = device.new_stream()?;
 /// # let gemm = Gemm::plan(&device, &Problem::builder(64, 64, 64).build()?, &GemmOptions::default())?;
-/// # let mut operands = RawOperands::new(0, 0, 0);
+/// # let operands = RawOperands::new(0, 0, 0);
 /// let records: TileRecords = gemm.records()?;
-/// operands.records = records.address(&stream);
+/// let operands = operands.records(records.address(&stream));
 /// // SAFETY: the operands are the plan's; they and the records outlive the product.
 /// unsafe { gemm.enqueue_raw(&stream, &operands) }?;
 /// println!("{} tiles", records.read(&stream)?.len());

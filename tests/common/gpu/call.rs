@@ -363,8 +363,7 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
         signals: &Signals,
         records: &TileRecords,
     ) {
-        let mut operands = self.addresses(stream);
-        operands.records = records.address(stream);
+        let operands = self.addresses(stream).records(records.address(stream));
         // SAFETY: this device's memory, which outlives the call, as do the records.
         unsafe { gemm.enqueue_raw(stream, &operands, signals) }.unwrap();
     }

@@ -337,6 +337,24 @@ mod tests {
     }
 
     #[test]
+    fn what_no_group_can_plan_is_refused() {
+        let refused = |ranks: u64, options: &CollectiveOptions, operation| {
+            let group = Group::local(1).unwrap().remove(0);
+            let problem = Problem::builder(64, 16, 64).ranks(ranks).build().unwrap();
+            let (way, _) = choose(options, &problem, None).unwrap();
+            let (kind, tiling) = ("any", PlanOptions::default().tiling);
+            let purpose = Purpose { kind, tiling, operation, way, sums: None };
+            plan(&group, &problem, &purpose, options).map(drop).unwrap_err().to_string()
+        };
+        let options = CollectiveOptions::default();
+        let text = refused(2, &options, Operation::AllGatherGemm);
+        assert!(text.starts_with("the number of ranks in the plan is 2, but must be 1"), "{text}");
+        let options = options.with_replicated_row_scales(true);
+        let text = refused(1, &options, Operation::GemmReduceScatter);
+        assert!(text.starts_with("replicated row scales of GEMM + reduce-scatter"), "{text}");
+    }
+
+    #[test]
     fn what_one_rank_does_not_reach_is_refused_on_all() {
         let apart = Asks { reaches: OUT_OF_REACH, ..Asks::default() };
         for error in settled([apart, Asks::default()]).map(Result::unwrap_err) {

@@ -442,3 +442,17 @@ fn added_up(element: ElementType, places: impl IntoIterator<Item = u64>) -> Resu
     }
     Ok((kind, size))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_adds_up_whole_elements_of_types_that_it_knows() {
+        assert_eq!(added_up(ElementType::Bf16, [4096, 2]).map(|(_, size)| size), Ok(2));
+        let text = added_up(ElementType::E4m3, []).unwrap_err().to_string();
+        assert!(text.starts_with("adding up e4m3 by NCCL"), "{text}");
+        let error = added_up(ElementType::F32, [4096, 6]).unwrap_err();
+        assert!(matches!(error, Error::Misaligned { bytes: 6, multiple_of: 4, .. }), "{error}");
+    }
+}
