@@ -250,7 +250,9 @@ fn run_worker<A: Element, B: Element, D: Element>(
         let wait_begin = job.record.map(|origin| origin.elapsed());
         wait(tile, chunks.clone())?;
         let ready = job.record.map(|origin| origin.elapsed());
-        for Part { rows, in_a, first_column } in view.problem.parts(rows) {
+        for part in view.problem.parts(rows) {
+            let first_column = part.first_column(view.problem);
+            let Part { rows, in_a, .. } = part;
             let in_a = in_a..in_a + rows.len() as u32;
             // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
             // before this step's consumption is posted (the protocol).

@@ -18,8 +18,15 @@ pub(crate) struct Part {
     pub(crate) rows: Range<u32>,
     /// The row of A where they begin.
     pub(crate) in_a: u32,
-    /// The column of A · B where they begin.
-    pub(crate) first_column: u32,
+    /// The rank whose columns of A · B they have; 0 where rows have all columns.
+    pub(crate) columns_of: u32,
+}
+
+impl Part {
+    /// The column of A · B where they begin, in the product of `problem`: products of one A differ in their columns.
+    pub(crate) fn first_column(&self, problem: &Problem) -> u32 {
+        self.columns_of * problem.n()
+    }
 }
 
 /// The batches, if `m` rows divide into as many.
@@ -128,7 +135,7 @@ impl Problem {
             }
             if batches == 1 && !by_columns {
                 next = rows.end;
-                return Some(Part { rows: rows.clone(), in_a: begin, first_column: 0 });
+                return Some(Part { rows: rows.clone(), in_a: begin, columns_of: 0 });
             }
             let owner = self.shards().rank_of(begin);
             let shard = self.shards().rows(owner);
@@ -137,11 +144,11 @@ impl Problem {
             let batch = row.checked_div(length)?;
             let within = row % length;
             next = (begin - within + length).min(rows.end);
-            let (in_a, first_column) = match by_columns {
-                true => (within, owner * self.n()),
+            let (in_a, columns_of) = match by_columns {
+                true => (within, owner),
                 false => (batch * (self.m() / batches) + shard.start / batches + within, 0),
             };
-            Some(Part { rows: begin..next, in_a, first_column })
+            Some(Part { rows: begin..next, in_a, columns_of })
         })
     }
 
@@ -181,7 +188,7 @@ mod tests {
         let problem = two_batches().build().unwrap();
         assert_eq!([0, 1, 2].map(|rank| problem.shards().rows(rank)), [0..4, 4..4, 4..10]);
         let parts = |rows| {
-            let parts = problem.parts(rows).inspect(|part| assert_eq!(part.first_column, 0));
+            let parts = problem.parts(rows).inspect(|part| assert_eq!(part.columns_of, 0));
             parts.map(|part| (part.rows, part.in_a)).collect::<Vec<_>>()
         };
         assert_eq!(parts(0..10), [(0..2, 0), (2..4, 5), (4..7, 2), (7..10, 7)]);
@@ -189,7 +196,7 @@ mod tests {
         assert_eq!(parts(5..6), [(5..6, 3)]);
         assert_eq!((parts(4..4), parts(9..12)), (vec![], vec![(9..10, 9)]));
         let plain = Problem::builder(10, 4, 8).shards(&[4, 0, 6]).build().unwrap();
-        let whole = Part { rows: 1..9, in_a: 1, first_column: 0 };
+        let whole = Part { rows: 1..9, in_a: 1, columns_of: 0 };
         assert_eq!(plain.parts(1..9).collect::<Vec<_>>(), [whole]);
     }
 
@@ -235,12 +242,14 @@ mod tests {
     fn every_row_of_d_has_its_columns_of_b() {
         let problem = along_columns().build().unwrap();
         assert_eq!([0, 1, 2].map(|rank| problem.shards().rows(rank)), [0..4, 4..8, 8..12]);
-        let part = |rows, in_a, first_column| Part { rows, in_a, first_column };
+        let part = |rows, in_a, columns_of| Part { rows, in_a, columns_of };
         let parts = |rows| problem.parts(rows).collect::<Vec<_>>();
-        assert_eq!(parts(0..12), [part(0..4, 0, 0), part(4..8, 0, 3), part(8..12, 0, 6)]);
-        assert_eq!(parts(2..9), [part(2..4, 2, 0), part(4..8, 0, 3), part(8..9, 0, 6)]);
-        assert_eq!(parts(5..7), [part(5..7, 1, 3)]);
-        assert_eq!((parts(4..4), parts(11..14)), (vec![], vec![part(11..12, 3, 6)]));
+        assert_eq!(parts(0..12), [part(0..4, 0, 0), part(4..8, 0, 1), part(8..12, 0, 2)]);
+        assert_eq!(parts(2..9), [part(2..4, 2, 0), part(4..8, 0, 1), part(8..9, 0, 2)]);
+        assert_eq!(parts(5..7), [part(5..7, 1, 1)]);
+        let wider = problem.with_n(12).unwrap();
+        assert_eq!([&problem, &wider].map(|of| parts(5..7)[0].first_column(of)), [3, 4]);
+        assert_eq!((parts(4..4), parts(11..14)), (vec![], vec![part(11..12, 3, 2)]));
     }
 
     #[test]

@@ -231,10 +231,11 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     fn sums(&self, row: u32, wide_b: &[f64], alpha: f32) -> impl Iterator<Item = Expected> {
         let [k, n] = [self.problem.k(), self.problem.n()].map(|size| size as usize);
         let part = self.problem.parts(row..row + 1).next();
-        let (row, first) = part.map_or((row, 0), |part| (part.in_a, part.first_column as usize));
+        let (row, first) =
+            part.map_or((row, 0), |part| (part.in_a, part.first_column(self.problem)));
         let begin = row as usize * self.problem.lda() as usize;
         let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
-        let columns = wide_b.chunks_exact(k).enumerate().skip(first).take(n);
+        let columns = wide_b.chunks_exact(k).enumerate().skip(first as usize).take(n);
         columns.map(move |(column, b)| {
             let scales = [scale_at(self.a_scales, row as usize), scale_at(self.b_scales, column)];
             summed(&a, b, self.accumulation, [alpha, scales[0], scales[1]].map(f64::from))

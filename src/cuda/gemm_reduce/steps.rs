@@ -367,7 +367,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
 /// The operands of a part of D's rows, of which `to` is the first to store; those given are of all rows and columns.
 fn of_part(product: &Product, operands: &RawOperands, part: &Part, to: u32) -> RawOperands {
     let operands = operands.rows_from(&product.problem, [part.in_a, to]);
-    operands.columns_from(&product.problem, part.first_column)
+    operands.columns_from(&product.problem, part.first_column(&product.problem))
 }
 
 /// The last chunk that some rows touch.
