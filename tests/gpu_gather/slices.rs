@@ -190,7 +190,13 @@ fn slices_that_do_not_fit_are_refused_before_any_rank_hears_of_the_step() {
         let error = layer.copy_gathered(stream, &mut floats).unwrap_err().to_string();
         assert!(error.starts_with("the element type of the gathered A is f32"), "{error}");
         layer.copy_gathered(stream, &mut copied).unwrap();
+        // A shorter step fills the first rows.
+        layer.enqueue(stream, [Operands::new(&shard, &b, &mut d).ranks_rows(&[16, 24])]).unwrap();
+        let mut copied = stream.clone_htod(&vec![bf16::NAN; 80 * K as usize]).unwrap();
+        layer.copy_gathered(stream, &mut copied).unwrap();
         layer.synchronize(stream).unwrap();
+        let end = gpu.download(&copied).into_iter().position(|value| value.is_nan());
+        assert_eq!(end, Some(40 * K as usize));
         rank.through();
     });
 }

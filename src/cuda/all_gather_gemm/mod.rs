@@ -244,9 +244,10 @@ impl AllGatherGemm {
         self.gatherer.latest().map(|(_, buffer)| self.gatherer.gathered(buffer))
     }
 
-    /// Enqueues a copy of the latest step's gathered A to `to`, with row stride `lda` and without row scales, for work after the
-    /// next step, such as the weight gradient. `stream` must be the step's. After a captured step the call is refused: the host does
-    /// not know which step is the latest. A failed step leaves undefined rows: [`AllGatherGemm::check`] returns the error.
+    /// Enqueues a copy of the latest step's gathered A to the first rows of `to`, with row stride `lda` and without row scales,
+    /// for work after the next step, such as the weight gradient. `stream` must be the step's. After a captured step the call is
+    /// refused: the host does not know which step is the latest. A failed step leaves undefined rows: [`AllGatherGemm::check`]
+    /// returns the error.
     ///
     /// ```no_run
     /// # use overlap_gemm::Result;
@@ -257,7 +258,7 @@ impl AllGatherGemm {
     /// # fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, [shard, b]: [&CudaSlice<bf16>; 2],
     /// #     d: &mut CudaSlice<bf16>, kept: &mut CudaSlice<bf16>) -> Result<()> {
     /// layer.enqueue(stream, [Operands::new(shard, b, d)])?;
-    /// layer.copy_gathered(stream, kept)?; // M × K numbers
+    /// layer.copy_gathered(stream, kept)?; // M × K numbers, or as many as planned
     /// # Ok(())
     /// # }
     /// ```
@@ -274,7 +275,7 @@ impl AllGatherGemm {
             return Err(Error::mismatch("the gathered A", "not available", "available", remedy));
         };
         refuse_capture(stream)?;
-        let (to, rows) = (to.into(), PlannedMatrix::a(problem, [step.m(); 2]));
+        let (to, rows) = (to.into(), PlannedMatrix::a(problem, [step.m(), problem.m()]));
         to.check("the copy of A", rows, self.gatherer.device.context())?;
         let size = u64::from(planned.size());
         let rows_at = |start| PitchedRows { start, pitch: u64::from(problem.lda()) * size };
