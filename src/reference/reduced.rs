@@ -89,7 +89,8 @@ fn rows_of(problem: &Problem, owner: Option<u32>) -> Result<Range<u32>> {
 }
 
 /// Compares what `owner` got, `d`, with the total of all ranks' products: each rank's inputs are one of `ranks`, in order.
-/// `None`: what a rank of an all-reduce got.
+/// `None`: what a rank of an all-reduce got, whose own sum is rounded, too. So it is in a reduce-scatter on GPUs: pass `None` there, and
+/// D and C with all ranks' rows.
 ///
 /// `rows` are those of `d`, the owner's first is 0; rows beyond its last are passed over. C has the owner's rows, as D does.
 ///

@@ -196,7 +196,7 @@ impl<'a, T> DeviceMatrix<'a, T> {
         self
     }
 
-    /// An error if this is a slice: `cudarc` makes whoever writes it later wait for the product that reads it now.
+    /// An error if this is a slice: `cudarc` makes a later copy into it wait for the product that reads it.
     pub(crate) fn check_may_arrive(&self) -> Result<()> {
         let Memory::Slice(_) = self.memory else { return Ok(()) };
         Err(Error::Unsupported {
