@@ -5,8 +5,8 @@
 //! ignores), and compiles without the line that is marked.
 //!
 //! What is not here because it is no misuse: once a call has returned, slices, streams, signals, workspaces, groups and devices may be
-//! dropped in any order. `cudarc` keeps slices until the stream has used them, operations keep the rest, and dropping signals or an
-//! operation waits for its work.
+//! dropped in any order. `cudarc` keeps slices until the stream has used them, operations keep the rest. Dropping signals or a
+//! collective operation waits for its work; a product's memory is freed in the order of its stream.
 
 /// On threads. A slot that is lent out is no longer writable when its step runs:
 ///

@@ -64,13 +64,17 @@ pub(super) fn check_pairs(what: &'static str, columns: u32) -> Result<()> {
 }
 
 impl Problem {
-    /// An error unless steps of `operation` can compute this, in tiles of `tile_columns`.
-    pub(super) fn check_gate(&self, operation: Operation, tile_columns: u32) -> Result<()> {
+    /// An error unless tiles of `tile_columns` have whole pairs of gates and values, if there are such.
+    pub(super) fn check_gated_tiles(&self, tile_columns: u32) -> Result<()> {
         if !self.is_gated() {
             return Ok(());
         }
-        check_pairs("the tile's columns in a gated product", tile_columns)?;
-        if operation == Operation::AllGatherGemm {
+        check_pairs("the tile's columns in a gated product", tile_columns)
+    }
+
+    /// An error unless steps of `operation` can compute this.
+    pub(crate) fn check_gate(&self, operation: Operation) -> Result<()> {
+        if !self.is_gated() || operation == Operation::AllGatherGemm {
             return Ok(());
         }
         Err(Error::Unsupported {

@@ -125,7 +125,8 @@ impl Plan {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
         problem.check_scatter(options.operation)?;
-        problem.check_gate(options.operation, options.tiling.tile.n)?;
+        problem.check_gated_tiles(options.tiling.tile.n)?;
+        problem.check_gate(options.operation)?;
         problem.elements().check_reduced(options.operation)?;
         let pieces = match (options.pieces, options.engine) {
             (Some(pieces), _) => pieces,

@@ -130,6 +130,15 @@ fn row_scales_are_replicated_or_gathered_as_planned() {
             layer.synchronize(stream).unwrap();
             let [seen, expected] = [&d, &expected].map(|d| gpu.download(d));
             assert!(seen == expected && seen.iter().all(|value| value.is_finite()), "{replicated}");
+            // A rank without rows may bring as many scales as ever.
+            let mut d = blank();
+            let operands = Operands::new(&shard, &b, &mut d).scales(right, &columns);
+            if !replicated {
+                layer.enqueue(stream, [operands.ranks_rows(&[ROWS[0], 0])]).unwrap();
+                layer.synchronize(stream).unwrap();
+                let first = ROWS[0] as usize * N[0] as usize;
+                assert!(gpu.download(&d)[..first] == expected[..first]);
+            }
         }
         rank.through();
     });

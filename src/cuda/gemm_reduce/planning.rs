@@ -16,7 +16,9 @@ use crate::cuda::product::{Product, check_alike, check_size};
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Activation, MAX_DIMENSION, Partials, PlanOptions, Problem, Reduction, Way};
+use crate::plan::{
+    Activation, MAX_DIMENSION, Operation, Partials, PlanOptions, Problem, Reduction, Way,
+};
 use crate::tune::Tuning;
 
 impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
@@ -32,8 +34,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
         let first = check_alike(products).map_err(refuse)?;
-        let columns = columns_of(products).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
+        let columns = check_sums(operation, products).map_err(refuse)?;
         let open = ways_for_sums(options, first, operation, obstacle.as_deref());
         let open = open.map_err(refuse)?;
         let reduced = Reduced { operation, products, columns, partials };
@@ -95,8 +97,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     }
 }
 
-/// The columns of all products together.
-fn columns_of(products: &[(Problem, GemmOptions)]) -> Result<u32> {
+/// The columns of all products together; an error if `operation` cannot add up the sums of one.
+fn check_sums(operation: Operation, products: &[(Problem, GemmOptions)]) -> Result<u32> {
+    products.iter().try_for_each(|(problem, _)| {
+        problem.check_gate(operation)?;
+        problem.elements().check_reduced(operation)
+    })?;
     let columns: u64 = products.iter().map(|(problem, _)| u64::from(problem.n())).sum();
     let (what, remedy) = ("the columns of all products together", "plan several operations");
     Error::check_range(what, columns, 1..=MAX_DIMENSION.into(), remedy)?;
@@ -106,7 +112,7 @@ fn columns_of(products: &[(Problem, GemmOptions)]) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::ElementType::{Bf16, F16, F32};
+    use crate::element::ElementType::{Bf16, E4m3, F16, F32};
     use crate::plan::BLayout;
 
     #[test]
@@ -115,7 +121,7 @@ mod tests {
         let one = one.b_layout(BLayout::Kn).lda(72).ldb(56).ldd(52).build().unwrap();
         let other = Problem::builder(100, 16, 64).shards(&[40, 0, 60]).build().unwrap();
         let products = [one.clone(), other].map(|problem| (problem, GemmOptions::default()));
-        assert_eq!(columns_of(&products), Ok(64));
+        assert_eq!(check_sums(Operation::GemmReduceScatter, &products), Ok(64));
         let sums = one.of_sums(64, Bf16).unwrap();
         assert_eq!((sums.n(), sums.ldd(), sums.elements().d), (48, 64, Bf16));
         assert_eq!((sums.lda(), sums.ldb(), sums.b_layout()), (72, 56, BLayout::Kn));
@@ -126,7 +132,23 @@ mod tests {
     fn too_many_columns_are_refused() {
         let wide = Problem::builder(1, 1 << 30, 16).build().unwrap();
         let wide = (wide, GemmOptions::default());
-        let text = columns_of(&[wide.clone(), wide]).unwrap_err().to_string();
+        let sums = check_sums(Operation::GemmReduceScatter, &[wide.clone(), wide]);
+        let text = sums.unwrap_err().to_string();
         assert!(text.starts_with("the columns of all products together is 2147483648"), "{text}");
+    }
+
+    #[test]
+    fn every_product_has_sums_that_can_be_added_up() {
+        let one = Problem::builder(64, 32, 64).elements(E4m3, E4m3, Bf16);
+        let others = [one.clone().gated(true), one.clone().elements(E4m3, E4m3, E4m3)];
+        let texts = ["a reduction of gated products", "a reduction to e4m3"];
+        for (other, text) in others.into_iter().zip(texts) {
+            let products =
+                [one.clone(), other].map(|of| (of.build().unwrap(), GemmOptions::default()));
+            for operation in [Operation::GemmReduceScatter, Operation::GemmAllReduce] {
+                let error = check_sums(operation, &products).unwrap_err().to_string();
+                assert!(error.starts_with(text), "{error}");
+            }
+        }
     }
 }

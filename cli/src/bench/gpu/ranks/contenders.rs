@@ -163,7 +163,7 @@ pub struct Summing<'a> {
 
 /// The bytes of the totals in these rows; of a row at least, so that there is something to point at.
 pub fn bytes_of_total(problem: &Problem, rows: &Range<u32>) -> u64 {
-    problem.d_len_of(rows.len().max(1) as u32) * u64::from(PARTIALS.size())
+    problem.d_len_of(rows.len().max(1) as u32) * u64::from(problem.elements().d.size())
 }
 
 /// Enqueues NCCL's all-gather.
