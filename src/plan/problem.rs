@@ -1,4 +1,4 @@
-//! What is to be computed: D = A · B with A gathered from the ranks' shards.
+//! What is to be computed: D = A · B, and which rank has which rows.
 //!
 //! Invariant: a `Problem` that exists is valid. Sizes are within 1..=2³¹−1, leading dimensions
 //! cover their rows, the element types may meet in one product, and no byte count derived from it

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! What belongs here: sizes, and the matrices of a step, wherever they lie. `threads` and `gpus` each have an `Mlp` with the same
-//! calls. Invariant: an `Mlp` owns no matrix. Its caller has them all, and may use one `Mlp` for all layers of these sizes.
+//! `enqueue`. Invariant: an `Mlp` owns no matrix. Its caller has them all, and may use one `Mlp` for all layers of these sizes.
 
 use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::plan::{Problem, Scaling, interleave_gates};
@@ -64,11 +64,11 @@ pub struct Matrices<P: Place> {
     pub tokens_scale: P::Of<f32>,
     /// All ranks' tokens, if they are kept, for the gradient of a weight.
     pub gathered: Option<P::Of<F8E4M3>>,
-    /// All tokens, this rank's slice: outputs times `hidden_scale`; the second product takes its inverse.
+    /// All tokens × this rank's slice, times `hidden_scale`; `hidden_inverse` undoes that.
     pub hidden: P::Of<F8E4M3>,
     pub hidden_scale: P::Of<f32>,
     pub hidden_inverse: P::Of<f32>,
-    /// The largest value of `hidden` before it was scaled, of all steps so far: delayed scaling.
+    /// The largest absolute value of `hidden` before it was scaled, of all steps so far: delayed scaling.
     pub amax: P::Of<f32>,
     pub output: P::Of<bf16>,
 }

@@ -27,6 +27,10 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     if std::env::args().nth(1).as_deref() == Some("gpus") {
         return on_gpus();
     }
+    #[cfg(not(feature = "cuda"))]
+    if std::env::args().nth(1).is_some() {
+        return Err("an argument needs the feature `cuda`: build with `--features cuda`".into());
+    }
     Ok(on_threads()?)
 }
 
