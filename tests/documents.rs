@@ -364,12 +364,12 @@ fn the_programs_side_by_side_are_parts_of_the_readme_s() {
         let lines = rust.map(|(_, line)| line.split("//").next().unwrap_or_default().trim().into());
         lines.filter(|line: &String| !line.is_empty()).collect()
     };
-    let (page, mut readme) = (code("docs/threads-and-gpus.md"), code("README.md"));
+    let (page, mut known) = (code("docs/threads-and-gpus.md"), code("README.md"));
     let example = read("examples/gpu_tensor_parallel_mlp.rs");
-    readme.extend(example.lines().map(|line| line.trim().into()));
+    known.extend(example.lines().map(|line| line.trim().into()));
     assert!(page.len() > 10, "only {} lines were compared", page.len());
-    let missing: Vec<_> = page.iter().filter(|line| !readme.contains(line)).collect();
-    assert!(missing.is_empty(), "the README's programs lack {missing:?}");
+    let missing: Vec<_> = page.iter().filter(|line| !known.contains(line)).collect();
+    assert!(missing.is_empty(), "neither the README's programs nor the example have {missing:?}");
 }
 
 #[test]

@@ -60,6 +60,7 @@ mod invitation;
 pub(crate) mod launch;
 mod line;
 mod message;
+mod options;
 mod secret;
 mod store;
 mod table;
@@ -72,6 +73,7 @@ pub use handles::MAX_HANDLES;
 pub use identity::Member;
 pub use launch::{Launch, PORT_VARIABLE};
 pub use message::PROTOCOL_VERSION;
+pub use options::GroupOptions;
 pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
@@ -80,69 +82,13 @@ use crate::sync::lock;
 pub(crate) use alarms::News;
 use alarms::Watcher;
 use client::Connection;
-use identity::Rules;
 #[cfg(feature = "cuda")]
 pub(crate) use identity::on_one_gpu;
 use inbox::{Inbox, Vain};
-use launch::FIRST_LIMIT;
 use line::after;
 use message::{Ending, Notice, Request};
 use store::Store;
 use table::{Table, most_bytes};
-
-/// The options of a rank that joins a group.
-///
-/// ```
-/// use std::time::Duration;
-/// use overlap_gemm::group::GroupOptions;
-///
-/// let options = GroupOptions::default().limit(Duration::from_secs(10)).several_hosts(true);
-/// # let _ = options;
-/// ```
-#[derive(Clone, Debug)]
-pub struct GroupOptions {
-    limit: Duration,
-    device: String,
-    rules: Rules,
-}
-
-impl Default for GroupOptions {
-    /// A minute for all to join; no GPU; one machine, and no GPU shared by ranks.
-    fn default() -> Self {
-        GroupOptions { limit: FIRST_LIMIT, device: String::new(), rules: Rules::default() }
-    }
-}
-
-impl GroupOptions {
-    /// The time limit for all ranks to join.
-    pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
-        self
-    }
-
-    /// The PCI bus id of this rank's GPU.
-    pub fn device(mut self, bus_id: &str) -> Self {
-        bus_id.clone_into(&mut self.device);
-        self
-    }
-
-    /// Allows several ranks on one GPU, as [`Group::local`] does. Rank 0's value counts. Without it, ranks that name one GPU
-    /// ([`GroupOptions::device`]) cannot join, and ranks that have one without naming it cannot plan operations on it.
-    pub fn shared_devices(mut self, allowed: bool) -> Self {
-        self.rules.shared_devices = allowed;
-        self
-    }
-
-    /// Allows ranks on several machines. Rank 0's value counts.
-    pub fn several_hosts(mut self, allowed: bool) -> Self {
-        self.rules.several_hosts = allowed;
-        self
-    }
-
-    fn member(&self, rank: u32) -> Member {
-        Member { device: self.device.clone(), ..Member::this_process(rank) }
-    }
-}
 
 /// One rank's handle on its group. Dropping it leaves the group: the others learn of it, and continue until they need this
 /// rank.
